@@ -1,0 +1,97 @@
+"""The configuration: frozen models, unknown keys are errors, defaults stand here and nowhere else.
+
+An application's `args:` in a Serve config file is an `AppConfig`; `configs/cpu-demo.yaml` shows one. "auto" values are
+resolved by whoever knows the answer (the device, the model), never written back.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from pdmux_ray.errors import ConfigError
+from pdmux_ray.types import Mode
+
+PositiveInt = Annotated[int, Field(gt=0)]
+PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+
+class FakeConfig(_Frozen):
+    """The fake device (`device: fake`): no model, made-up tokens, seconds that pass as configured."""
+
+    step_s: Annotated[float, Field(ge=0)] = 0.02  # of any step
+    prefill_s_per_token: Annotated[float, Field(ge=0)] = 0.0  # added per prefill token
+    pages: PositiveInt = 4096
+
+
+class EngineConfig(_Frozen):
+    """One instance: its device, its KV pool and how it makes up its steps."""
+
+    device: Literal["auto", "cpu", "fake"] = "auto"
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: bfloat16 where the device computes it natively
+    load: Literal["weights", "dummy"] = "weights"  # dummy: random weights of the model's shape
+    threads: PositiveInt | None = None  # CPU threads of the device; None: all cores this process may use
+    mode: Mode = Mode.PREFILL_FIRST
+    chunk_tokens: PositiveInt = 512  # chunked: token budget of a step
+    max_prefill_tokens: PositiveInt = (
+        2048  # prefill_first: prompts together in one step, as long as they fit this (the first always does)
+    )
+    max_batch: PositiveInt = 64  # requests that hold pages at once
+    max_waiting: PositiveInt = 256  # beyond it a request is refused (429)
+    context_length: PositiveInt | None = None  # None: what the model states
+    page_size: PositiveInt = 16  # tokens
+    kv_cache_gib: PositiveFloat = 1.0
+    prefix_cache: bool = True
+    stall_timeout_s: PositiveFloat = 60.0  # a step that takes longer makes the instance unhealthy
+    fake: FakeConfig = FakeConfig()
+
+
+class GatewayConfig(_Frozen):
+    """The HTTP front: limits and keys."""
+
+    api_keys_env: str | None = None  # environment variable with comma-separated keys; None: no key is asked for
+    max_body_bytes: PositiveInt = 4 * 2**20
+    max_prompts: PositiveInt = 64  # prompts (times n) of one HTTP request
+    request_timeout_s: PositiveFloat = 600.0  # from arrival to last token
+    default_max_tokens: PositiveInt | None = None  # None: up to the context length for chat, 16 for completions
+    discovery_period_s: PositiveFloat = 1.0  # how often the instances are listed
+
+
+class AppConfig(_Frozen):
+    """Everything `build_app` takes."""
+
+    model: str = "demo"  # "demo", a Hugging Face directory, or a hub id
+    served_model_name: str | None = None  # None: the directory's or hub id's last part
+    instances: PositiveInt = 1
+    gateways: PositiveInt = 1
+    engine: EngineConfig = EngineConfig()
+    gateway: GatewayConfig = GatewayConfig()
+
+
+def parse_app_config(values: Any) -> AppConfig:
+    """Validates `args:`. Raises ConfigError that names each wrong key and what is wrong with it."""
+    try:
+        return AppConfig.model_validate(values)
+    except ValidationError as error:
+        lines = [f"  {'.'.join(map(str, e['loc'])) or '(top)'}: {e['msg']}" for e in error.errors()]
+        raise ConfigError("the application's args are wrong:\n" + "\n".join(lines)) from None
+
+
+def load_app_config(path: Path) -> AppConfig:
+    """Reads the first application's `args:` of a Serve config file. Raises ConfigError."""
+    try:
+        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError) as error:
+        raise ConfigError(f"cannot read {path}: {error}") from None
+    try:
+        application = document["applications"][0]
+    except (TypeError, KeyError, IndexError):
+        raise ConfigError(f"{path} is not a Serve config file: it has no `applications:` list") from None
+    return parse_app_config(application.get("args") or {})

@@ -1,0 +1,75 @@
+"""Every error the project raises on purpose. Each message says what is wrong and what to do.
+
+PdmuxError
+├── ConfigError               a config file or argument is wrong; nothing was started
+│   └── UnsupportedModelError the model needs something this project does not implement
+├── WeightsError              weights are missing, left over, or of the wrong shape
+├── RequestError              the request is wrong; its client is told (HTTP 4xx)
+│   ├── ContextLengthError    prompt longer than the context
+│   └── QueueFullError        try again later (HTTP 429)
+├── InstanceUnavailableError  no instance can take the request now (HTTP 503)
+├── DeadlineError             a request ran past its deadline (HTTP 504)
+└── IntegrityError            an invariant is broken: a bug; carries the history that led there
+    └── IllegalMoveError      a phase change that the table does not allow
+"""
+
+from __future__ import annotations
+
+
+class PdmuxError(Exception):
+    """Base of all."""
+
+
+class ConfigError(PdmuxError):
+    """A config file or an argument is wrong; nothing was started."""
+
+
+class UnsupportedModelError(ConfigError):
+    """The model needs something that is not implemented; the message lists what is."""
+
+
+class WeightsError(PdmuxError):
+    """Weights are missing, left over, or have the wrong shape; the message names them."""
+
+
+class RequestError(PdmuxError):
+    """The request is wrong. `param` names the offending field of the request body, where there is one."""
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class ContextLengthError(RequestError):
+    """The prompt does not fit the context; the message states both numbers."""
+
+    def __init__(self, prompt_tokens: int, context_tokens: int) -> None:
+        super().__init__(
+            f"This model's maximum context length is {context_tokens} tokens, but the prompt has {prompt_tokens} tokens. "
+            f"Shorten the prompt to at most {context_tokens - 1} tokens.",
+            param="prompt",
+        )
+
+
+class QueueFullError(RequestError):
+    """The waiting queue is full. `retry_after_s` is what the client should wait."""
+
+    def __init__(self, waiting: int, retry_after_s: float) -> None:
+        super().__init__(f"The queue is full ({waiting} requests are waiting). Try again in {retry_after_s:.0f} s.")
+        self.retry_after_s = retry_after_s
+
+
+class InstanceUnavailableError(PdmuxError):
+    """No instance can take the request now."""
+
+
+class DeadlineError(PdmuxError):
+    """A request ran past its deadline."""
+
+
+class IntegrityError(PdmuxError):
+    """An invariant is broken. Always a bug in this project; please report it with the message."""
+
+
+class IllegalMoveError(IntegrityError):
+    """A phase change that `types.LEGAL_MOVES` does not allow; the message carries the request's history."""

@@ -1,0 +1,43 @@
+"""What policies answer: frozen dataclasses with equality, each with its `Reason`.
+
+A Reason's value is also the metric label, the log field and the simulator's column.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from pdmux_ray.types import Mode
+
+
+class StepReason(Enum):
+    """Why a step is what it is."""
+
+    IDLE = "idle"  # nothing to do
+    DECODE_ONLY = "decode_only"  # nobody is waiting
+    DECODE_NO_PAGES = "decode_no_pages"  # someone is waiting, but there are no pages for them
+    DECODE_BATCH_FULL = "decode_batch_full"  # someone is waiting, but max_batch requests are running
+    PREFILL_WHOLE = "prefill_whole"  # prefill_first: prompts run whole, decode waits
+    CHUNK_ONLY = "chunk_only"  # chunked: prefill with no decodes beside it
+    CHUNK_MIXED = "chunk_mixed"  # chunked: decodes and prefill share the token budget
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Compute known tokens [start, start + tokens) of a request."""
+
+    request_id: str
+    start: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """What one step does, in this order: preempt, admit, then run decode and prefill together."""
+
+    mode: Mode
+    reason: StepReason
+    decode: tuple[str, ...] = ()  # requests that compute their newest token and sample the next
+    prefill: tuple[Chunk, ...] = ()  # a chunk that starts at 0 or at the prefix hit admits its request
+    preempt: tuple[str, ...] = ()  # give up their pages and go back to the head of the queue

@@ -1,0 +1,62 @@
+"""What a policy may see: read-only protocols over the engine's live structures (no copies on the step path)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+
+class RequestView(Protocol):
+    """A request as a policy sees it. Lengths in tokens."""
+
+    @property
+    def request_id(self) -> str: ...
+
+    @property
+    def known_tokens(self) -> int:
+        """Prompt plus generated so far."""
+
+    @property
+    def computed_tokens(self) -> int:
+        """Tokens whose KV is in the request's pages. Always < known_tokens."""
+
+    @property
+    def held_pages(self) -> int: ...
+
+
+class PrefixHit(Protocol):
+    """What the prefix cache has for a waiting request."""
+
+    @property
+    def tokens(self) -> int:
+        """Leading tokens already in cached pages (whole pages, always < known_tokens)."""
+
+    @property
+    def evictable_pages(self) -> int:
+        """How many of those pages nobody holds now: taking them lowers `EngineView.free_pages`."""
+
+
+class EngineView(Protocol):
+    """One instance between two steps."""
+
+    @property
+    def page_size(self) -> int: ...
+
+    @property
+    def free_pages(self) -> int:
+        """Pages that can be had now: free, or cached and held by nobody."""
+
+    @property
+    def decoding(self) -> Sequence[RequestView]:
+        """Requests in phase DECODE, oldest arrival first."""
+
+    @property
+    def prefilling(self) -> Sequence[RequestView]:
+        """Requests in phase PREFILL (they hold all pages of their known tokens), oldest arrival first."""
+
+    @property
+    def waiting(self) -> Sequence[RequestView]:
+        """Requests in phase QUEUED, in the order in which they should start."""
+
+    def prefix_hit(self, request: RequestView) -> PrefixHit:
+        """Looks up a waiting request's prefix. Changes nothing."""
