@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-
 from torch import Tensor
 
 
@@ -16,7 +15,7 @@ from torch import Tensor
 class AttentionBatch:
     """Where each token of a step lives. All tensors are on the device; B = number of sequences in the step.
 
-    Sequence b owns tokens [query_starts[b], query_starts[b + 1]) of the step; they are the last of its context_lengths[b] tokens.
+    Sequence b owns tokens [query_starts[b], query_starts[b + 1]) of the step: the last of its context_lengths[b] tokens.
     """
 
     positions: Tensor  # [T] int64: position of each token in its sequence
@@ -30,7 +29,7 @@ class AttentionBatch:
 
 
 class Ops(Protocol):
-    """Operations of one device (of one lane, later). Implementations may reuse the output buffer of the call before the last."""
+    """Operations of one device (of one lane, later)."""
 
     def pack_linear(self, weight: Tensor, bias: Tensor | None) -> Any:
         """Turns a [out, in] weight into whatever `linear` wants; the original may be dropped afterwards."""

@@ -1,0 +1,107 @@
+"""Compares two servers of the same model directory: median ITL under concurrency, TTFT of long prompts.
+
+    python -m pdmux_ray.bench.peer --model DIR --peer 'COMMAND {model} {port}' [--ours 'COMMAND {model} {port}'] [--rounds 2]
+
+Each command serves the Hugging Face directory {model} on loopback port {port}. The servers run one after the other (never
+together: an idle one would still take CPU), `--rounds` times in turn, so that a drift of the machine shows as a spread.
+Prompts are random token ids, different for every request, so no prefix cache helps; both servers get the same ones.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import statistics
+import sys
+from collections import defaultdict
+from collections.abc import Sequence
+
+import aiohttp
+
+from pdmux_ray.bench import client, server
+from pdmux_ray.errors import PdmuxError
+
+ITL_CONCURRENCY = (1, 4, 8, 16)
+ITL_PROMPT_TOKENS = 64
+ITL_OUTPUT_TOKENS = 96
+ITL_SKIP = 8  # first gaps of each stream: other streams' prefills are still running
+TTFT_PROMPT_TOKENS = (256, 1024, 2048)
+TTFT_REPEATS = 5
+VOCABULARY = (1000, 40000)  # token ids drawn from here: ordinary words of any model
+
+Samples = dict[str, list[float]]  # "ITL 4" or "TTFT 1024" -> seconds
+
+
+async def measure(url: str, model: str, rng: random.Random) -> Samples:
+    """All samples of one server, in a fixed order. Raises PdmuxError when an answer is wrong or incomplete."""
+    samples: Samples = defaultdict(list)
+    timeout = aiohttp.ClientTimeout(total=300)
+    async with aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0)) as session:
+        answer = await client.ask(session, url, model, "What is the capital of France?")
+        if "Paris" not in answer:
+            raise PdmuxError(f"{url} answers wrongly, its speed means nothing: {answer!r}")
+        await client.stream_completion(session, url, model, _prompt(rng, 300), 8)  # warm-up
+        for n in ITL_CONCURRENCY:
+            prompts = [_prompt(rng, ITL_PROMPT_TOKENS) for _ in range(n)]
+            streams = [client.stream_completion(session, url, model, p, ITL_OUTPUT_TOKENS) for p in prompts]
+            for times in await asyncio.gather(*streams):
+                samples[f"ITL {n}"] += times.gaps_s[ITL_SKIP:]
+        for tokens in TTFT_PROMPT_TOKENS:
+            for _ in range(TTFT_REPEATS):
+                times = await client.stream_completion(session, url, model, _prompt(rng, tokens), 2)
+                samples[f"TTFT {tokens}"].append(times.ttft_s)
+    return samples
+
+
+def _prompt(rng: random.Random, tokens: int) -> list[int]:
+    return [rng.randrange(*VOCABULARY) for _ in range(tokens)]
+
+
+async def _model_name(url: str) -> str:
+    async with aiohttp.ClientSession() as session, session.get(f"{url}/v1/models") as response:
+        return str((await response.json())["data"][0]["id"])
+
+
+async def _measure_server(url: str, seed: int) -> Samples:
+    return await measure(url, await _model_name(url), random.Random(seed))
+
+
+def compare(ours: str, peer: str, model: str, rounds: int) -> tuple[Samples, Samples]:
+    """Runs both servers in turn, `rounds` times; the same prompts for both within a round."""
+    totals: tuple[Samples, Samples] = (defaultdict(list), defaultdict(list))
+    for round_index in range(rounds):
+        for name, command, total in (("ours", ours, totals[0]), ("peer", peer, totals[1])):
+            print(f"round {round_index + 1} of {rounds}: {name} …", file=sys.stderr, flush=True)
+            with server.running(command, model) as url:
+                for key, values in asyncio.run(_measure_server(url, seed=round_index)).items():
+                    total[key].append(statistics.median(values))
+    return totals
+
+
+def table(ours: Samples, peer: Samples, limit: float) -> list[str]:
+    """One line per measure: the median over rounds of each round's median, in milliseconds, and the ratio."""
+    lines = [f"{'':14}{'ours ms':>10}{'peer ms':>10}{'ratio':>8}   limit {limit}   (each round: ours/peer)"]
+    for key in ours:
+        a, b = statistics.median(ours[key]), statistics.median(peer[key])
+        rounds = "  ".join(f"{x * 1e3:.1f}/{y * 1e3:.1f}" for x, y in zip(ours[key], peer[key], strict=True))
+        lines.append(f"{key:14}{a * 1e3:10.1f}{b * 1e3:10.1f}{a / b:8.2f}   {'ok' if a / b <= limit else 'OVER':5}   {rounds}")
+    return lines
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m pdmux_ray.bench.peer", description=__doc__.splitlines()[0])
+    parser.add_argument("--model", required=True, help="Hugging Face directory that both serve")
+    parser.add_argument("--peer", required=True, help="command of the other server, with {model} and {port}")
+    parser.add_argument("--ours", default="scripts/serve --model {model} --port {port}", help="command of ours")
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--limit", type=float, default=0.8, help="ratio to stay under")
+    args = parser.parse_args(argv)
+    ours, peer = compare(args.ours, args.peer, args.model, args.rounds)
+    lines = table(ours, peer, args.limit)
+    print("\n".join(lines))
+    return 1 if any("OVER" in line for line in lines) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
