@@ -1,0 +1,51 @@
+"""Where a model's files are: `model:` in a config becomes a directory on this machine. Torch-free."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from pdmux_ray.errors import ConfigError
+from pdmux_ray.model import demo
+
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+_HUB_FILES = ["*.json", "*.jinja", "*.safetensors"]
+_HUB_SKIP = ["original/*", "onnx/*", "consolidated*"]  # second copies of the weights in other layouts
+
+
+def resolve(model: str, weights: bool = True) -> Path:
+    """Takes "demo", a Hugging Face directory or a hub id -> a directory with config.json, tokenizer.json and safetensors.
+
+    The demo model is prepared on first use, a hub model downloaded. `weights=False` also takes a directory without
+    safetensors (for random weights). Raises ConfigError that names what is missing and what to do.
+    """
+    if model == "demo":
+        return demo.prepare()
+    directory = Path(model).expanduser()
+    if not directory.is_dir():
+        if not _HUB_ID.fullmatch(model) or model.startswith((".", "~")):
+            raise ConfigError(f"model {model!r} is neither 'demo', nor a directory on this machine, nor a hub id (owner/name)")
+        directory = _download(model)
+    missing = [name for name in ("config.json", "tokenizer.json") if not (directory / name).is_file()]
+    if weights and not any(directory.glob("*.safetensors")):
+        missing.append("*.safetensors")
+    if missing:
+        raise ConfigError(
+            f"model directory {directory} lacks {', '.join(missing)}: it must be a Hugging Face directory with a fast "
+            "tokenizer and safetensors weights (`save_pretrained` of model and tokenizer writes one)"
+        )
+    return directory
+
+
+def _download(hub_id: str) -> Path:
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(hub_id, allow_patterns=_HUB_FILES, ignore_patterns=_HUB_SKIP))
+    except Exception as error:  # the client raises its own, httpx's and the operating system's errors
+        reason = str(error).strip().splitlines()
+        raise ConfigError(
+            f"model {hub_id!r} is no directory here, and it cannot be had from the hub "
+            f"({type(error).__name__}: {reason[0] if reason else 'no message'}). Put its files on this machine and name the "
+            "directory as `model:`, or use `model: demo`."
+        ) from error
