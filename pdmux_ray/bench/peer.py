@@ -58,13 +58,8 @@ def _prompt(rng: random.Random, tokens: int) -> list[int]:
     return [rng.randrange(*VOCABULARY) for _ in range(tokens)]
 
 
-async def _model_name(url: str) -> str:
-    async with aiohttp.ClientSession() as session, session.get(f"{url}/v1/models") as response:
-        return str((await response.json())["data"][0]["id"])
-
-
 async def _measure_server(url: str, seed: int) -> Samples:
-    return await measure(url, await _model_name(url), random.Random(seed))
+    return await measure(url, await server.model_name(url), random.Random(seed))
 
 
 def compare(ours: str, peer: str, model: str, rounds: int) -> tuple[Samples, Samples]:
@@ -73,8 +68,8 @@ def compare(ours: str, peer: str, model: str, rounds: int) -> tuple[Samples, Sam
     for round_index in range(rounds):
         for name, command, total in (("ours", ours, totals[0]), ("peer", peer, totals[1])):
             print(f"round {round_index + 1} of {rounds}: {name} …", file=sys.stderr, flush=True)
-            with server.running(command, model) as url:
-                for key, values in asyncio.run(_measure_server(url, seed=round_index)).items():
+            with server.running(command, model) as started:
+                for key, values in asyncio.run(_measure_server(started.url, seed=round_index)).items():
                     total[key].append(statistics.median(values))
     return totals
 

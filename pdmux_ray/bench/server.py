@@ -5,14 +5,18 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
-import signal
 import socket
 import subprocess
 import tempfile
 import time
 import urllib.request
+import uuid
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import IO
+
+import aiohttp
+import psutil
 
 from pdmux_ray.errors import PdmuxError
 
@@ -24,21 +28,49 @@ def free_port() -> int:
         return int(s.getsockname()[1])
 
 
+RUN_ID = "PDMUX_BENCH_RUN"  # environment variable that every process a server starts inherits
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A running server."""
+
+    url: str
+    run_id: str
+
+    def processes(self) -> list[psutil.Process]:
+        """Every live process that the server's command has started, wherever it sits in the process tree."""
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if process.environ().get(RUN_ID) == self.run_id:
+                    found.append(process)
+        return found
+
+
 @contextlib.contextmanager
-def running(command: str, model: str, timeout_s: float = 300.0) -> Iterator[str]:
-    """Runs `command` ({model} and {port} are filled in) in its own process group and yields its URL when /v1/models answers.
+def running(command: str, model: str, timeout_s: float = 300.0) -> Iterator[Server]:
+    """Runs `command` ({model} and {port} are filled in) and yields the server when /v1/models answers.
 
     Raises PdmuxError with the end of the server's output when it exits or stays silent for `timeout_s`.
     """
     port = free_port()
     argv = shlex.split(command.format(model=model, port=port))
+    started = Server(f"http://127.0.0.1:{port}", uuid.uuid4().hex)
+    environment = {**os.environ, RUN_ID: started.run_id}
     with tempfile.TemporaryFile() as log:
-        process = subprocess.Popen(argv, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+        process = subprocess.Popen(argv, stdout=log, stderr=subprocess.STDOUT, start_new_session=True, env=environment)
         try:
-            _wait_until_ready(process, f"http://127.0.0.1:{port}", timeout_s, log)
-            yield f"http://127.0.0.1:{port}"
+            _wait_until_ready(process, started.url, timeout_s, log)
+            yield started
         finally:
-            _stop(process)
+            _stop(process, started)
+
+
+async def model_name(url: str) -> str:
+    """The id of the first model that the server lists."""
+    async with aiohttp.ClientSession() as session, session.get(f"{url}/v1/models") as response:
+        return str((await response.json())["data"][0]["id"])
 
 
 def _wait_until_ready(process: subprocess.Popen[bytes], url: str, timeout_s: float, log: IO[bytes]) -> None:
@@ -54,12 +86,13 @@ def _wait_until_ready(process: subprocess.Popen[bytes], url: str, timeout_s: flo
     raise PdmuxError(f"{process.args!r} did not become ready in {timeout_s:.0f} s; the end of its output:\n{tail}")
 
 
-def _stop(process: subprocess.Popen[bytes], grace_s: float = 60.0) -> None:
-    """SIGTERM to the server itself, so that it can clean up; SIGKILL to its whole group if it does not."""
+def _stop(process: subprocess.Popen[bytes], started: Server, grace_s: float = 60.0) -> None:
+    """SIGTERM to the command itself, so that it can clean up; SIGKILL to whatever is left after that."""
     if process.poll() is None:
         process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(grace_s)
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
+    for left in started.processes():
+        with contextlib.suppress(psutil.Error):
+            left.kill()
     process.wait()
