@@ -1,1 +1,1 @@
-"""The decoder-only transformer, its weights and its rotary embeddings. Imports torch; knows nothing of requests or scheduling."""
+"""The decoder-only transformer, its weights and rotary embeddings. Imports torch; knows nothing of requests or scheduling."""
