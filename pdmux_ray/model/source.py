@@ -14,7 +14,7 @@ _HUB_SKIP = ["original/*", "onnx/*", "consolidated*"]  # second copies of the we
 
 
 def resolve(model: str, weights: bool = True) -> Path:
-    """Takes "demo", a Hugging Face directory or a hub id -> a directory with config.json, tokenizer.json and safetensors.
+    """Takes "demo", a Hugging Face directory or a hub id; returns a directory with config.json, tokenizer.json, safetensors.
 
     The demo model is prepared on first use, a hub model downloaded. `weights=False` also takes a directory without
     safetensors (for random weights). Raises ConfigError that names what is missing and what to do.
@@ -22,7 +22,7 @@ def resolve(model: str, weights: bool = True) -> Path:
     if model == "demo":
         return demo.prepare()
     directory = Path(model).expanduser()
-    if not directory.is_dir():
+    if not model or not directory.is_dir():
         if not _HUB_ID.fullmatch(model) or model.startswith((".", "~")):
             raise ConfigError(f"model {model!r} is neither 'demo', nor a directory on this machine, nor a hub id (owner/name)")
         directory = _download(model)

@@ -22,6 +22,7 @@ class Tokenizer:
         self, hf: PreTrainedTokenizerFast, vocab_size: int, eos_token_ids: frozenset[int], context_length: int
     ) -> None:
         self._hf = hf
+        self.backend: tokenizers.Tokenizer = hf.backend_tokenizer
         self.vocab_size = vocab_size  # rows of the model's embedding: ids 0 .. vocab_size - 1 are valid
         self.eos_token_ids = eos_token_ids  # any of them ends an answer
         self.context_length = context_length  # what the model states (max_position_embeddings)
@@ -46,10 +47,6 @@ class Tokenizer:
         except KeyError as error:
             raise ConfigError(f"{model_dir / 'config.json'} lacks {error}") from None
         return cls(hf, vocab_size, _eos_token_ids(model_dir, config, hf.eos_token_id), context_length)
-
-    @property
-    def backend(self) -> tokenizers.Tokenizer:
-        return self._hf.backend_tokenizer
 
     @property
     def has_chat_template(self) -> bool:
