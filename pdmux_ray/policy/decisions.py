@@ -18,6 +18,7 @@ class StepReason(Enum):
     DECODE_ONLY = "decode_only"  # nobody is waiting
     DECODE_NO_PAGES = "decode_no_pages"  # someone is waiting, but there are no pages for them
     DECODE_BATCH_FULL = "decode_batch_full"  # someone is waiting, but max_batch requests are running
+    DECODE_NO_BUDGET = "decode_no_budget"  # chunked: the decodes alone use up the token budget
     PREFILL_WHOLE = "prefill_whole"  # prefill_first: prompts run whole, decode waits
     CHUNK_ONLY = "chunk_only"  # chunked: prefill with no decodes beside it
     CHUNK_MIXED = "chunk_mixed"  # chunked: decodes and prefill share the token budget
@@ -40,4 +41,20 @@ class StepPlan:
     reason: StepReason
     decode: tuple[str, ...] = ()  # requests that compute their newest token and sample the next
     prefill: tuple[Chunk, ...] = ()  # a chunk that starts at 0 or at the prefix hit admits its request
-    preempt: tuple[str, ...] = ()  # give up their pages and go back to the head of the queue
+    preempt: tuple[str, ...] = ()  # newest first: each gives up its pages and goes to the head of the queue
+
+
+class RouteReason(Enum):
+    """Why a request went to its instance."""
+
+    ONLY_ONE = "only_one"  # a single instance can take requests
+    LEAST_LOADED = "least_loaded"  # it has the fewest requests, counted with those still on their way
+    TIE = "tie"  # several have the fewest requests and the most free pages; one was drawn
+
+
+@dataclass(frozen=True, slots=True)
+class RouteChoice:
+    """Which instance serves a request."""
+
+    instance_id: str
+    reason: RouteReason

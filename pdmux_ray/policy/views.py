@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 
@@ -11,6 +12,10 @@ class RequestView(Protocol):
 
     @property
     def request_id(self) -> str: ...
+
+    @property
+    def arrival(self) -> int:
+        """Order of arrival: smaller is older. Kept through preemptions."""
 
     @property
     def known_tokens(self) -> int:
@@ -60,3 +65,20 @@ class EngineView(Protocol):
 
     def prefix_hit(self, request: RequestView) -> PrefixHit:
         """Looks up a waiting request's prefix. Changes nothing."""
+
+    def pages_freed(self, requests: Sequence[RequestView]) -> int:
+        """By how much `free_pages` would rise if all of these gave up their pages. Changes nothing.
+
+        A shared page counts when everyone who holds it is among `requests`.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceView:
+    """One instance as a gateway sees it: the newest load figures it was told, and what it has sent since."""
+
+    instance_id: str
+    running: int
+    waiting: int
+    free_pages: int
+    on_their_way: int  # requests sent whose receipt the figures do not show yet

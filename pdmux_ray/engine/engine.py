@@ -1,0 +1,154 @@
+"""The engine of one instance, as the rest of the project uses it. Torch-free, Ray-free.
+
+engine = Engine(runner, limits, publish)      publish(sink, events) is called in the engine's thread
+engine.start()                                or engine.step() by hand, as the simulator does
+engine.submit(NewRequest(...)); engine.abort([...]); engine.load(); engine.close()
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterable
+from dataclasses import replace
+
+from pdmux_ray.clock import Clock, WallClock
+from pdmux_ray.engine.counters import Counters
+from pdmux_ray.engine.limits import EngineLimits
+from pdmux_ray.engine.loop import Publish, StepLoop
+from pdmux_ray.engine.pages import PagePool
+from pdmux_ray.engine.request import Request
+from pdmux_ray.engine.runner import Runner
+from pdmux_ray.engine.scheduler import Scheduler
+from pdmux_ray.errors import ContextLengthError, InstanceUnavailableError, QueueFullError, RequestError
+from pdmux_ray.types import Load, NewRequest
+
+__all__ = ["Engine", "EngineLimits", "Publish"]
+
+logger = logging.getLogger(__name__)
+
+
+class Engine:
+    """Owns the runner, the KV pages and the step loop. Every method but `step` may be called from any thread."""
+
+    def __init__(self, runner: Runner, limits: EngineLimits, publish: Publish, clock: Clock | None = None) -> None:
+        pool_tokens = runner.pages * runner.page_size
+        if pool_tokens < limits.context_length:
+            logger.warning("the KV pool holds %d tokens: the context of %d is cut to that", pool_tokens, limits.context_length)
+            limits = replace(limits, context_length=pool_tokens)
+        self.limits = limits
+        self._runner = runner
+        self._clock = clock or WallClock()
+        self._pool = PagePool(runner.pages, runner.page_size)
+        self._scheduler = Scheduler(limits, self._pool)
+        self._loop = StepLoop(runner, self._scheduler, publish, self._clock)
+        self._arrivals = 0
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def start(self) -> None:
+        """Starts the step loop's thread. Once."""
+        if self._thread is not None:
+            raise RuntimeError("the engine was started before")
+        self._thread = threading.Thread(target=self._loop.run, name="engine-step-loop", daemon=True)
+        self._thread.start()
+
+    def step(self) -> bool:
+        """Runs one step in this thread, for an engine that was not started. False when there was nothing to run."""
+        return self._loop.step()
+
+    def submit(self, new: NewRequest) -> None:
+        """Accepts a request, or raises at once and keeps nothing of it.
+
+        ContextLengthError, RequestError: the request is wrong. QueueFullError: try again later. InstanceUnavailableError: the
+        engine is closed or broken. `max_tokens` beyond the context ends the request there, with finish reason LENGTH.
+        """
+        self._check(new)
+        request = Request(
+            new,
+            context_tokens=self.limits.context_length,
+            eos_token_ids=self.limits.eos_token_ids,
+            page_size=self._pool.page_size,
+            prefix_cache=self.limits.prefix_cache,
+            now=self._clock.now(),
+        )
+        self._loop.submit(lambda: self._admit(request))
+
+    def abort(self, request_ids: Iterable[str]) -> None:
+        """Ends these requests and frees their pages before the next step; unknown ids are ignored.
+
+        The last event of an aborted request has finish ABORT.
+        """
+        self._loop.abort(list(request_ids))
+
+    def load(self) -> Load:
+        scheduler = self._scheduler
+        return Load(
+            running=len(scheduler.decoding) + len(scheduler.prefilling),
+            waiting=self._loop.waiting,
+            free_pages=self._pool.available,
+            total_pages=self._pool.pages,
+            steps=scheduler.counters.steps,
+            heartbeat_age_s=self._loop.heartbeat_age_s,
+        )
+
+    def problem(self) -> str | None:
+        """Why the engine is unhealthy; None while it is healthy."""
+        if self._loop.broken:
+            return f"the engine is broken: {self._loop.broken}"
+        if self._closed:
+            return "the engine is closed"
+        age_s = self._loop.heartbeat_age_s
+        if age_s > self.limits.stall_timeout_s:
+            return f"the step under way has taken {age_s:.1f} s, more than {self.limits.stall_timeout_s:.1f} s"
+        return None
+
+    @property
+    def counters(self) -> Counters:
+        """Running totals, to be read only."""
+        return self._scheduler.counters
+
+    def check_integrity(self) -> None:
+        """Checks every page and queue between two steps. Raises IntegrityError."""
+        self._loop.check_integrity()
+
+    def close(self) -> None:
+        """Ends every request with an ERROR event, joins the thread and closes the runner. Safe to call twice."""
+        self._closed = True
+        self._loop.stop()
+        if self._thread is None:
+            self._loop.end_all("The engine was closed.")
+        else:
+            self._thread.join(self.limits.stall_timeout_s)
+            if self._thread.is_alive():
+                raise InstanceUnavailableError(
+                    f"The step under way did not end within {self.limits.stall_timeout_s} s; the runner is left open. "
+                    "End the process."
+                )
+        self._runner.close()
+
+    def _admit(self, request: Request) -> Request:
+        problem = self.problem()
+        if problem is not None:
+            raise InstanceUnavailableError(f"This instance takes no requests: {problem}.")
+        if self._loop.is_live(request.request_id):
+            raise RequestError(f"Request id {request.request_id!r} is in use. Choose another one.", param="request_id")
+        waiting = self._loop.waiting
+        if waiting >= self.limits.max_waiting:
+            raise QueueFullError(waiting, self.counters.retry_after_s(waiting, self._clock.now()))
+        self._arrivals += 1
+        request.arrival = self._arrivals
+        return request
+
+    def _check(self, new: NewRequest) -> None:
+        prompt, vocab_size = new.prompt, self.limits.vocab_size
+        if not prompt:
+            raise RequestError("The prompt is empty. Give at least one token.", param="prompt")
+        if len(prompt) >= self.limits.context_length:
+            raise ContextLengthError(len(prompt), self.limits.context_length)
+        for param, ids in (("prompt", prompt), ("stop_token_ids", new.params.stop_token_ids)):
+            if ids and (min(ids) < 0 or max(ids) >= vocab_size):
+                wrong = next(token for token in ids if not 0 <= token < vocab_size)
+                raise RequestError(
+                    f"Token id {wrong} is outside the vocabulary: 0 to {vocab_size - 1} are allowed.", param=param
+                )

@@ -1,0 +1,28 @@
+"""What an engine may do: resolved numbers, no "auto", no defaults (those stand in `pdmux_ray.config`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pdmux_ray.policy.batching import BatchLimits
+from pdmux_ray.types import Mode
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLimits:
+    """Lengths in tokens; every number is at least 1."""
+
+    context_length: int  # prompt and generated tokens together; lowered to what the KV pool holds when that is less
+    vocab_size: int  # token ids are 0 .. vocab_size - 1
+    eos_token_ids: frozenset[int]
+    mode: Mode
+    chunk_tokens: int
+    max_prefill_tokens: int
+    max_batch: int  # requests that hold pages at once
+    max_waiting: int  # requests that wait; one more is refused
+    prefix_cache: bool
+    stall_timeout_s: float  # a step that takes longer makes the engine unhealthy
+
+    @property
+    def batch(self) -> BatchLimits:
+        return BatchLimits(self.mode, self.chunk_tokens, self.max_prefill_tokens, self.max_batch)

@@ -1,0 +1,177 @@
+"""The step loop: receive → plan → launch → collect → publish, in a thread of its own or stepped by hand (simulator, tests)."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable
+
+from pdmux_ray.clock import Clock
+from pdmux_ray.engine.request import Request
+from pdmux_ray.engine.runner import Runner, StepBatch
+from pdmux_ray.engine.scheduler import Scheduler
+from pdmux_ray.policy.decisions import StepReason
+from pdmux_ray.types import FinishReason, TokenEvent
+
+Publish = Callable[[str, list[TokenEvent]], None]
+
+_DEADLINE_PERIOD_S = 0.25
+
+logger = logging.getLogger(__name__)
+
+
+class StepLoop:
+    """Drives one scheduler and one runner.
+
+    `submit`, `abort`, `stop`, `is_live`, `check_integrity` and the properties are for any thread, the rest for the loop's.
+    """
+
+    def __init__(self, runner: Runner, scheduler: Scheduler, publish: Publish, clock: Clock) -> None:
+        self._runner = runner
+        self._scheduler = scheduler
+        self._publish = publish
+        self._clock = clock
+        self._inbox: dict[str, Request] = {}
+        self._aborts: list[str] = []
+        self._stopping = False
+        self._mail = threading.Condition()  # guards the three above
+        self._stepping = threading.RLock()  # held during a step
+        self._next_deadline_check_s = 0.0
+        self._busy_since_s: float | None = None  # when the step under way began; None while idle
+        self._broken: str | None = None
+
+    @property
+    def broken(self) -> str | None:
+        """The breach that stopped the loop; None while it is sound."""
+        return self._broken
+
+    @property
+    def waiting(self) -> int:
+        return len(self._inbox) + len(self._scheduler.waiting)
+
+    @property
+    def heartbeat_age_s(self) -> float:
+        """Seconds since the loop last came round; 0 while there is nothing to do."""
+        busy_since_s = self._busy_since_s
+        return 0.0 if busy_since_s is None else max(self._clock.now() - busy_since_s, 0.0)
+
+    def submit(self, make: Callable[[], Request]) -> None:
+        """Enqueues what `make` returns; when it raises, nothing is enqueued.
+
+        `make` runs under the mail lock: what it checks about the queue still holds when its request is enqueued.
+        """
+        with self._mail:
+            request = make()
+            self._inbox[request.request_id] = request
+            self._mail.notify()
+
+    def abort(self, request_ids: Iterable[str]) -> None:
+        with self._mail:
+            self._aborts.extend(request_ids)
+            self._mail.notify()
+
+    def stop(self) -> None:
+        """Asks `run` to return after the step under way."""
+        with self._mail:
+            self._stopping = True
+            self._mail.notify()
+
+    def is_live(self, request_id: str) -> bool:
+        return request_id in self._inbox or request_id in self._scheduler.requests
+
+    def run(self) -> None:
+        """Steps until `stop`, sleeping while idle; then ends every request. A breach ends the loop and leaves `broken` set."""
+        try:
+            while not self._stopping:
+                if not self.step():
+                    self.check_integrity()
+                    with self._mail:
+                        self._mail.wait_for(lambda: self._inbox or self._aborts or self._stopping)
+        except Exception as error:
+            logger.critical("the step loop stops: an invariant of the engine is broken", exc_info=True)
+            self._broken = f"{type(error).__name__}: {error}"
+        self.end_all(f"The engine stopped: {self._broken or 'it was closed'}")
+
+    def step(self) -> bool:
+        """One step; False when there was nothing to run. A runner's error ends its batch; a breach raises IntegrityError."""
+        with self._stepping:
+            self._busy_since_s = now = self._clock.now()
+            self._receive(now)
+            plan = self._scheduler.plan()
+            if plan.reason is StepReason.IDLE:
+                self._busy_since_s = None
+                return False
+            batch = self._scheduler.apply(plan, now)
+            try:
+                self._runner.launch(batch)
+                output = self._runner.collect()
+            except Exception as error:
+                self._fail_batch(batch, error)
+            else:
+                self._scheduler.commit(batch, output, self._clock.now())
+            self._publish_events()
+            return True
+
+    def check_integrity(self) -> None:
+        with self._stepping:
+            self._scheduler.check_integrity()
+
+    def end_all(self, message: str) -> None:
+        """Ends every request with an ERROR event, also after a breach, when the scheduler's state cannot be trusted."""
+        scheduler = self._scheduler
+        with self._stepping, self._mail:
+            self._stopping = True
+            self._busy_since_s = None
+            for request in self._inbox.values():
+                scheduler.add(request)
+            self._inbox = {}
+            try:
+                scheduler.fail(scheduler.requests.values(), message, self._clock.now())
+            except Exception:
+                logger.critical("requests could not be ended in order", exc_info=True)
+            events = scheduler.take_events()
+            for request in scheduler.requests.values():  # whom `fail` did not reach
+                event = TokenEvent(request.request_id, finish=FinishReason.ERROR, error=message)
+                events.setdefault(request.sink, []).append(event)
+            scheduler.requests.clear()
+            for sink, news in events.items():
+                self._publish_to(sink, news)
+
+    def _receive(self, now: float) -> None:
+        """Takes in what has arrived since the last step: new requests, then aborts, then the deadlines that have passed."""
+        scheduler = self._scheduler
+        if self._inbox or self._aborts:
+            with self._mail:
+                for request in self._inbox.values():
+                    scheduler.add(request)
+                aborts, self._aborts = self._aborts, []
+                self._inbox = {}
+            for request_id in aborts:
+                scheduler.abort(request_id, now)
+        if now >= self._next_deadline_check_s:
+            self._next_deadline_check_s = now + _DEADLINE_PERIOD_S
+            scheduler.expire(now)
+        self._publish_events()
+
+    def _fail_batch(self, batch: StepBatch, error: Exception) -> None:
+        logger.error("a step failed on the device; its requests end, the engine goes on", exc_info=error)
+        sequences = [*batch.decodes, *(piece.sequence for piece in batch.prefills)]
+        requests = [self._scheduler.requests[sequence.request_id] for sequence in sequences]
+        self._scheduler.fail(
+            requests, f"The device failed in this request's step: {type(error).__name__}: {error}", self._clock.now()
+        )
+
+    def _publish_events(self) -> None:
+        for sink, events in self._scheduler.take_events().items():
+            if not self._publish_to(sink, events):
+                orphans = [r.request_id for r in self._scheduler.requests.values() if r.sink == sink]
+                for request_id in orphans:  # their pages must not be held for someone who cannot be told
+                    self._scheduler.abort(request_id, self._clock.now())
+
+    def _publish_to(self, sink: str, events: list[TokenEvent]) -> bool:
+        try:
+            self._publish(sink, events)
+        except Exception:
+            logger.exception("sink %r did not take its events; its requests are aborted", sink)
+            return False
+        return True

@@ -1,0 +1,168 @@
+"""Who owns each KV page of an instance. Knows page numbers and token ids; never touches the KV itself.
+
+    FREE   --take-->                  HELD (by one request)
+    HELD   --publish-->               HELD, and found by `match` from now on
+    HELD   --share-->                 HELD (by one more request; nobody writes into a published page)
+    HELD   --last holder releases-->  CACHED if it was published, else FREE
+    CACHED --share-->                 HELD
+    CACHED --take, least recently used first--> HELD (its old content is forgotten)
+
+A published page is known by a digest over its tokens and everything before them, so equal digests mean equal KV.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from hashlib import blake2b
+
+from pdmux_ray.errors import IntegrityError
+
+_DIGEST_BYTES = 32
+
+
+class PageState(Enum):
+    """Who frees a page: nobody (it is free), its holders, or the cache when room is needed."""
+
+    FREE = "free"
+    HELD = "held"
+    CACHED = "cached"
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """Cached pages that start a token sequence, in order (see `policy.views.PrefixHit`)."""
+
+    pages: tuple[int, ...]
+    tokens: int
+    evictable_pages: int
+
+
+def root_digest(salt: str) -> bytes:
+    """What stands before the first page. Sequences with different salts never share a page."""
+    return blake2b(salt.encode(), digest_size=_DIGEST_BYTES, person=b"pdmux-salt").digest()
+
+
+def page_digest(before: bytes, tokens: Sequence[int]) -> bytes:
+    """The digest of a full page of token ids (0 .. 2**32 - 1) that follows the page with digest `before`.
+
+    Cryptographic, so that no choice of tokens makes a request read another one's KV.
+    """
+    return blake2b(before + array("I", tokens).tobytes(), digest_size=_DIGEST_BYTES).digest()
+
+
+class PagePool:
+    """The pages of one instance. Not thread-safe: the step loop owns it."""
+
+    def __init__(self, pages: int, page_size: int) -> None:
+        self.pages = pages
+        self.page_size = page_size
+        self.evictions = 0
+        self._free = list(range(pages - 1, -1, -1))  # a stack; page 0 goes first
+        self._holders = [0] * pages
+        self._digests: list[bytes | None] = [None] * pages
+        self._published: dict[bytes, int] = {}
+        self._cached: dict[int, None] = {}  # least recently used first
+
+    @property
+    def available(self) -> int:
+        """Pages that can be had now: FREE or CACHED."""
+        return len(self._free) + len(self._cached)
+
+    def state(self, page: int) -> PageState:
+        if self._holders[page]:
+            return PageState.HELD
+        return PageState.CACHED if page in self._cached else PageState.FREE
+
+    def holders(self, page: int) -> int:
+        return self._holders[page]
+
+    def take(self, count: int) -> list[int]:
+        """Gives `count` pages to one request. Raises IntegrityError when fewer are available: plan before taking."""
+        if count > self.available:
+            raise IntegrityError(f"{count} pages were asked for, {self.available} of {self.pages} are available")
+        taken = []
+        for _ in range(count):
+            page = self._free.pop() if self._free else self._evict()
+            self._holders[page] = 1
+            taken.append(page)
+        return taken
+
+    def match(self, digests: Iterable[bytes]) -> Hit:
+        """The longest run of published pages that these digests start with. Changes nothing."""
+        pages = []
+        evictable = 0
+        for digest in digests:
+            page = self._published.get(digest)
+            if page is None:
+                break
+            pages.append(page)
+            evictable += not self._holders[page]
+        return Hit(tuple(pages), len(pages) * self.page_size, evictable)
+
+    def share(self, hit: Hit) -> None:
+        """Adds a holder to each page of a hit."""
+        for page in hit.pages:
+            if self._holders[page] == 0:
+                del self._cached[page]
+            self._holders[page] += 1
+
+    def publish(self, page: int, digest: bytes) -> None:
+        """Lets others find a held page whose KV has all been computed. Of two equal pages only the first is published."""
+        if not self._holders[page] or self._digests[page] is not None:
+            raise IntegrityError(f"page {page} cannot be published: it is {self.state(page).value} or was published before")
+        if digest not in self._published:
+            self._published[digest] = page
+            self._digests[page] = digest
+
+    def release(self, pages: Sequence[int]) -> None:
+        """One holder gives these pages up, in sequence order. The last pages of a sequence are evicted first."""
+        for page in reversed(pages):
+            if not self._holders[page]:
+                raise IntegrityError(
+                    f"page {page} was released by someone who does not hold it: it is {self.state(page).value}"
+                )
+            self._holders[page] -= 1
+            if self._holders[page] == 0:
+                if self._digests[page] is None:
+                    self._free.append(page)
+                else:
+                    self._cached[page] = None
+
+    def freed_by(self, held: Iterable[Sequence[int]]) -> int:
+        """By how much `available` would rise if holders gave up these page lists."""
+        given_up = Counter(page for pages in held for page in pages)
+        return sum(self._holders[page] == count for page, count in given_up.items())
+
+    def _evict(self) -> int:
+        page = next(iter(self._cached))
+        del self._cached[page]
+        digest = self._digests[page]
+        assert digest is not None  # only published pages are cached
+        del self._published[digest]
+        self._digests[page] = None
+        self.evictions += 1
+        return page
+
+    def check_integrity(self, held: Iterable[Sequence[int]]) -> None:
+        """Checks that every page has exactly one owner, `held` being the page lists of all requests. Raises IntegrityError."""
+        counted = Counter(page for pages in held for page in pages)
+        if any(self._holders[page] != count for page, count in counted.items()) or sum(self._holders) != counted.total():
+            wrong = {page: (n, counted[page]) for page, n in enumerate(self._holders) if n != counted[page]}
+            raise IntegrityError(f"pages whose (recorded, actual) holders differ: {wrong}")
+        free = set(self._free)
+        if len(free) != len(self._free) or len(free) + len(self._cached) + len(counted) != self.pages:
+            raise IntegrityError(
+                f"{len(self._free)} free + {len(self._cached)} cached + {len(counted)} held is not {self.pages} pages, "
+                f"or a page is free twice ({len(self._free) - len(free)})"
+            )
+        if not (free.isdisjoint(self._cached) and free.isdisjoint(counted) and self._cached.keys().isdisjoint(counted)):
+            raise IntegrityError("a page has two owners")
+        named = {digest: page for page, digest in enumerate(self._digests) if digest is not None}
+        if named != self._published or any(self._digests[page] is None for page in self._cached):
+            raise IntegrityError("the prefix cache and the pages' digests differ")
+        if any(self._digests[page] is not None for page in free):
+            raise IntegrityError("a free page is still published")

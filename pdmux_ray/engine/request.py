@@ -1,0 +1,146 @@
+"""A request inside the engine: its lengths, its pages, its phase and its history.
+
+|<------------ known_tokens ------------->|
+|<--- prompt_tokens --->|<-- generated -->|          limit_tokens: where it ends at the latest
+|<------ computed_tokens ------>|                    their KV is in `pages`; always < known_tokens
+"""
+
+from __future__ import annotations
+
+from pdmux_ray.engine.pages import Hit, PagePool, page_digest, root_digest
+from pdmux_ray.errors import IllegalMoveError
+from pdmux_ray.types import LEGAL_MOVES, FinishReason, NewRequest, Phase
+
+
+class Request:
+    """Owned by the step loop once submitted; implements `policy.views.RequestView` and `engine.runner.SequenceView`."""
+
+    __slots__ = (
+        "_digests",
+        "_page_size",
+        "_published_pages",
+        "arrival",
+        "cached_tokens",
+        "computed_tokens",
+        "deadline_s",
+        "history",
+        "limit_tokens",
+        "next_publish_tokens",
+        "pages",
+        "params",
+        "phase",
+        "prompt_tokens",
+        "request_id",
+        "sink",
+        "stop_after_tokens",
+        "stop_ids",
+        "tokens",
+    )
+
+    def __init__(
+        self,
+        new: NewRequest,
+        *,
+        context_tokens: int,
+        eos_token_ids: frozenset[int],
+        page_size: int,
+        prefix_cache: bool,
+        now: float,
+    ) -> None:
+        params = new.params
+        self.request_id = new.request_id
+        self.sink = new.sink
+        self.params = params
+        self.arrival = -1  # given when it is enqueued
+        self.deadline_s = new.deadline_s
+        self.tokens = list(new.prompt)
+        self.prompt_tokens = len(new.prompt)
+        self.computed_tokens = 0
+        self.pages: list[int] = []
+        self.cached_tokens = 0  # prompt tokens that its first start found in the prefix cache
+        self.limit_tokens = min(context_tokens, self.prompt_tokens + params.max_tokens)
+        self.stop_after_tokens = (
+            self.prompt_tokens + params.min_tokens
+        )  # a stop token at or before this length is an ordinary one
+        self.stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else eos_token_ids)
+        self.phase = Phase.QUEUED
+        self.history: list[tuple[float, Phase]] = [(now, Phase.QUEUED)]
+        self._page_size = page_size
+        self._published_pages = 0
+        self._digests = [root_digest(new.cache_salt)] if prefix_cache else []  # [0] is the root; [i + 1] is page i's
+        self.next_publish_tokens = page_size if prefix_cache else 2**62  # `publish` has something to do from this length on
+        self._extend_digests(self.prompt_tokens // page_size)
+
+    @property
+    def known_tokens(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def generated_tokens(self) -> int:
+        return len(self.tokens) - self.prompt_tokens
+
+    @property
+    def held_pages(self) -> int:
+        return len(self.pages)
+
+    def move(self, phase: Phase, now: float) -> None:
+        """Changes the phase; `now` in engine seconds. Raises IllegalMoveError with the history."""
+        if phase not in LEGAL_MOVES[self.phase]:
+            story = " > ".join(f"{moved.value}@{at:.3f}s" for at, moved in self.history)
+            raise IllegalMoveError(
+                f"request {self.request_id} cannot go from {self.phase.value} to {phase.value}; history: {story}"
+            )
+        self.phase = phase
+        self.history.append((now, phase))
+
+    def prefix_hit(self, pool: PagePool) -> Hit:
+        """What the cache has of it, short of its last known token, which is always computed."""
+        if not self._digests:
+            return Hit((), 0, 0)
+        full_pages = (len(self.tokens) - 1) // self._page_size
+        self._extend_digests(full_pages)
+        return pool.match(self._digests[1 : full_pages + 1])
+
+    def start(self, hit: Hit, pool: PagePool) -> None:
+        """Becomes a holder of the pages of a hit."""
+        pool.share(hit)
+        self.pages.extend(hit.pages)
+        self.computed_tokens = hit.tokens
+        if len(self.history) == 1:
+            self.cached_tokens = min(hit.tokens, self.prompt_tokens)
+        self._published_pages = len(hit.pages)
+        if self._digests:
+            self.next_publish_tokens = hit.tokens + self._page_size
+
+    def publish(self, pool: PagePool) -> None:
+        """Offers pages that have become full of computed tokens to the prefix cache."""
+        full_pages = self.computed_tokens // self._page_size
+        self._extend_digests(full_pages)
+        for index in range(self._published_pages, full_pages):
+            pool.publish(self.pages[index], self._digests[index + 1])
+        self._published_pages = full_pages
+        self.next_publish_tokens = (full_pages + 1) * self._page_size
+
+    def give_up_pages(self, pool: PagePool) -> None:
+        """Holds nothing and has computed nothing afterwards; what it published stays cached."""
+        pool.release(self.pages)
+        self.pages = []
+        self.computed_tokens = 0
+        self._published_pages = 0
+
+    def finish_reason(self, token: int) -> FinishReason | None:
+        """Whether the token that was just appended ends the request."""
+        known = len(self.tokens)
+        if token in self.stop_ids and known > self.stop_after_tokens:
+            return FinishReason.STOP
+        if known >= self.limit_tokens:
+            return FinishReason.LENGTH
+        return None
+
+    def _extend_digests(self, full_pages: int) -> None:
+        digests = self._digests
+        if not digests:
+            return
+        size = self._page_size
+        for index in range(len(digests) - 1, full_pages):
+            digests.append(page_digest(digests[-1], self.tokens[index * size : (index + 1) * size]))

@@ -1,0 +1,252 @@
+"""Queues, pages and tokens of one instance: carries out plans and takes in results. No threads, no I/O, no clock.
+
+    plan() -> StepPlan    apply(plan) -> StepBatch    commit(batch, output)    take_events()
+
+It is the `EngineView` that `policy.batching.plan_step` reads. Everything here runs in the step loop's thread.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections import deque
+from collections.abc import Iterable, Sequence
+from itertools import pairwise, repeat
+from operator import attrgetter
+
+from pdmux_ray.engine.counters import Counters
+from pdmux_ray.engine.limits import EngineLimits
+from pdmux_ray.engine.pages import Hit, PagePool
+from pdmux_ray.engine.request import Request
+from pdmux_ray.engine.runner import PrefillSlice, StepBatch, StepOutput
+from pdmux_ray.errors import DeadlineError, IntegrityError
+from pdmux_ray.policy.batching import plan_step
+from pdmux_ray.policy.decisions import Chunk, StepPlan, StepReason
+from pdmux_ray.policy.views import RequestView
+from pdmux_ray.types import FinishReason, Phase, TokenEvent, TokenLogprobs
+
+_ARRIVAL = attrgetter("arrival")
+
+
+class Scheduler:
+    """The live requests of one instance: QUEUED in `waiting`, PREFILL in `prefilling`, DECODE in `decoding`."""
+
+    def __init__(self, limits: EngineLimits, pool: PagePool) -> None:
+        self.pool = pool
+        self.counters = Counters()
+        self.requests: dict[str, Request] = {}
+        self.waiting: deque[Request] = deque()
+        self.prefilling: list[Request] = []  # oldest arrival first
+        self.decoding: list[Request] = []  # oldest arrival first
+        self._batch_limits = limits.batch
+        self._events: dict[str, list[TokenEvent]] = {}  # by sink
+
+    # What a policy sees.
+
+    @property
+    def page_size(self) -> int:
+        return self.pool.page_size
+
+    @property
+    def free_pages(self) -> int:
+        return self.pool.available
+
+    def prefix_hit(self, request: RequestView) -> Hit:
+        return self.requests[request.request_id].prefix_hit(self.pool)
+
+    def pages_freed(self, requests: Sequence[RequestView]) -> int:
+        return self.pool.freed_by(self.requests[request.request_id].pages for request in requests)
+
+    # One step.
+
+    def add(self, request: Request) -> None:
+        """Takes in a QUEUED request with a new id, later in arrival than all before."""
+        self.requests[request.request_id] = request
+        self.waiting.append(request)
+
+    def plan(self) -> StepPlan:
+        """Raises IntegrityError when nothing can run although someone waits: they would wait for ever."""
+        plan = plan_step(self, self._batch_limits)
+        if plan.reason is StepReason.IDLE and self.requests:
+            raise IntegrityError(f"{len(self.requests)} requests are live, but the plan is to do nothing")
+        return plan
+
+    def apply(self, plan: StepPlan, now: float) -> StepBatch:
+        """Preempts, starts requests and gives out pages. Raises IntegrityError when the plan does not fit the state."""
+        requests = self.requests
+        for request_id in plan.preempt:
+            self._preempt(requests[request_id], now)
+        # Hits are held before anyone takes a page, so that nobody's new page evicts another's hit.
+        started = [self._start(chunk, now) for chunk in plan.prefill if requests[chunk.request_id].phase is Phase.QUEUED]
+        page_size = self.pool.page_size
+        decodes = [requests[request_id] for request_id in plan.decode]
+        for request in decodes:
+            if len(request.tokens) > len(request.pages) * page_size:
+                request.pages.extend(self.pool.take(1))
+        for request in started:
+            request.pages.extend(self.pool.take(-(-len(request.tokens) // page_size) - len(request.pages)))
+        self.counters.steps_by_reason[plan.reason] += 1
+        return StepBatch(decodes, [self._slice(chunk) for chunk in plan.prefill])
+
+    def commit(self, batch: StepBatch, output: StepOutput, now: float) -> None:
+        """Takes in a step's tokens: appends, publishes full pages, ends what is finished (its pages are free afterwards)."""
+        sampled = [piece for piece in batch.prefills if piece.sample]
+        tokens = output.tokens
+        logprobs: Iterable[TokenLogprobs | None] = output.logprobs or repeat(None, len(tokens))
+        if len(tokens) != len(batch.decodes) + len(sampled) or len(output.logprobs) not in (0, len(tokens)):
+            raise IntegrityError(
+                f"a step of {len(batch.decodes)} decodes and {len(sampled)} sampled prefills answered with "
+                f"{len(tokens)} tokens and {len(output.logprobs)} logprobs"
+            )
+        results = zip(tokens, logprobs, strict=True)
+        # `zip` asks the decodes first, so that it leaves the prefills' results untouched.
+        for sequence, (token, logprob) in zip(batch.decodes, results, strict=False):
+            assert isinstance(sequence, Request)
+            self._append(sequence, token, logprob, now)
+        self._commit_prefills(batch.prefills, results, now)
+        self.counters.steps += 1
+        self.counters.generated_tokens += len(tokens)
+
+    def take_events(self) -> dict[str, list[TokenEvent]]:
+        """The news since the last call, by sink."""
+        events, self._events = self._events, {}
+        return events
+
+    # Ends without a token.
+
+    def abort(self, request_id: str, now: float) -> None:
+        """Ends a live request; unknown ids are ignored (it may just have finished)."""
+        request = self.requests.get(request_id)
+        if request is not None:
+            self._end_early(request, FinishReason.ABORT, None, now)
+
+    def fail(self, requests: Iterable[Request], message: str, now: float) -> None:
+        """Ends live requests with an ERROR event that carries the message."""
+        for request in list(requests):
+            self._end_early(request, FinishReason.ERROR, message, now)
+
+    def expire(self, now: float) -> None:
+        """Fails every live request whose deadline has passed, whatever its phase."""
+        for request in list(self.requests.values()):
+            if request.deadline_s is not None and now >= request.deadline_s:
+                error = DeadlineError(
+                    f"The request ran past its deadline after {request.generated_tokens} tokens (phase {request.phase.value})."
+                )
+                self._end_early(request, FinishReason.ERROR, str(error), now)
+
+    def check_integrity(self) -> None:
+        """Checks pages, queues, phases and lengths against each other. Raises IntegrityError."""
+        queues = {Phase.QUEUED: self.waiting, Phase.PREFILL: self.prefilling, Phase.DECODE: self.decoding}
+        queued = [request for queue in queues.values() for request in queue]
+        if len(queued) != len(self.requests) or {id(r) for r in queued} != {id(r) for r in self.requests.values()}:
+            raise IntegrityError(f"{len(self.requests)} requests are live, but {len(queued)} are in queues")
+        for phase, queue in queues.items():
+            if any(older.arrival >= newer.arrival for older, newer in pairwise(queue)):
+                raise IntegrityError(f"the {phase.value} queue is not in order of arrival")
+            for request in queue:
+                _check_request(request, phase, self.pool.page_size)
+        self.pool.check_integrity(request.pages for request in queued)
+
+    def _start(self, chunk: Chunk, now: float) -> Request:
+        request = self.waiting.popleft()
+        hit = request.prefix_hit(self.pool)
+        if request.request_id != chunk.request_id or hit.tokens != chunk.start:
+            raise IntegrityError(
+                f"{chunk} does not fit request {request.request_id}, which is next and hits {hit.tokens} tokens"
+            )
+        request.start(hit, self.pool)
+        request.move(Phase.PREFILL, now)
+        insort(self.prefilling, request, key=_ARRIVAL)
+        self.counters.prefix_hit_tokens += hit.tokens
+        return request
+
+    def _slice(self, chunk: Chunk) -> PrefillSlice:
+        request = self.requests[chunk.request_id]
+        end = chunk.start + chunk.tokens
+        if request.phase is not Phase.PREFILL or chunk.start != request.computed_tokens or end > len(request.tokens):
+            raise IntegrityError(f"{chunk} does not fit {request.phase.value} request with {request.computed_tokens} computed")
+        return PrefillSlice(request, chunk.start, chunk.tokens, sample=end == len(request.tokens))
+
+    def _preempt(self, request: Request, now: float) -> None:
+        self._queue(request).remove(request)
+        request.give_up_pages(self.pool)
+        request.move(Phase.QUEUED, now)
+        self.waiting.appendleft(request)
+        self.counters.preemptions += 1
+
+    def _commit_prefills(
+        self, pieces: Sequence[PrefillSlice], results: Iterable[tuple[int, TokenLogprobs | None]], now: float
+    ) -> None:
+        sampled = iter(results)
+        for piece in pieces:
+            request = piece.sequence
+            assert isinstance(request, Request)
+            self.counters.prefill_tokens += piece.tokens
+            if not piece.sample:
+                request.computed_tokens += piece.tokens
+                if request.computed_tokens >= request.next_publish_tokens:
+                    request.publish(self.pool)
+                continue
+            self.prefilling.remove(request)
+            request.move(Phase.DECODE, now)
+            insort(self.decoding, request, key=_ARRIVAL)
+            token, logprob = next(sampled)
+            self._append(request, token, logprob, now)
+
+    def _append(self, request: Request, token: int, logprob: TokenLogprobs | None, now: float) -> None:
+        """Takes in the token sampled from a request of which every known token is now computed."""
+        tokens = request.tokens
+        request.computed_tokens = computed = len(tokens)
+        if computed >= request.next_publish_tokens:
+            request.publish(self.pool)
+        tokens.append(token)
+        event = TokenEvent(request.request_id, token, logprob)
+        if computed == request.prompt_tokens:
+            event.cached_tokens = request.cached_tokens
+        finish = request.finish_reason(token)
+        if finish is not None:
+            event.finish = finish
+            self._end(request, Phase.DONE, finish, now)
+        self._tell(request.sink, event)
+
+    def _end_early(self, request: Request, finish: FinishReason, error: str | None, now: float) -> None:
+        event = TokenEvent(request.request_id, finish=finish, error=error)
+        if request.generated_tokens == 0:
+            event.cached_tokens = request.cached_tokens
+        self._end(request, Phase.FAILED if finish is FinishReason.ERROR else Phase.DONE, finish, now)
+        self._tell(request.sink, event)
+
+    def _end(self, request: Request, phase: Phase, finish: FinishReason, now: float) -> None:
+        """The one place where a request leaves: its queue, its pages, its id."""
+        self._queue(request).remove(request)
+        request.give_up_pages(self.pool)
+        request.move(phase, now)
+        del self.requests[request.request_id]
+        self.counters.finished[finish] += 1
+        self.counters.finish_times_s.append(now)
+
+    def _queue(self, request: Request) -> deque[Request] | list[Request]:
+        if request.phase is Phase.DECODE:
+            return self.decoding
+        return self.prefilling if request.phase is Phase.PREFILL else self.waiting
+
+    def _tell(self, sink: str, event: TokenEvent) -> None:
+        events = self._events.get(sink)
+        if events is None:
+            self._events[sink] = [event]
+        else:
+            events.append(event)
+
+
+def _check_request(request: Request, phase: Phase, page_size: int) -> None:
+    known, computed, held = request.known_tokens, request.computed_tokens, request.held_pages
+    if phase is Phase.QUEUED:
+        fits = computed == 0 and held == 0
+    elif phase is Phase.PREFILL:
+        fits = computed < known and held == -(-known // page_size)
+    else:
+        fits = computed == known - 1 and -(-computed // page_size) <= held <= -(-known // page_size)
+    if request.phase is not phase or not fits:
+        raise IntegrityError(
+            f"{request.phase.value} request {request.request_id} in the {phase.value} queue has {known} known and "
+            f"{computed} computed tokens in {held} pages; history: {request.history}"
+        )

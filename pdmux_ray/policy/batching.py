@@ -1,0 +1,141 @@
+"""What the next step does: who decodes, who is prefilled, who is preempted. First come, first served; nobody overtakes.
+
+A decode computes its newest known token, at position `known_tokens - 1`, so it needs a new page exactly when
+`known_tokens > held_pages * page_size`: at most one page a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pdmux_ray.policy.decisions import Chunk, StepPlan, StepReason
+from pdmux_ray.policy.views import EngineView, RequestView
+from pdmux_ray.types import Mode
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLimits:
+    """What a step may hold; every number is at least 1."""
+
+    mode: Mode
+    chunk_tokens: int  # CHUNKED: decodes and prefill tokens of a step together
+    max_prefill_tokens: int  # PREFILL_FIRST: of a step with several prompts; the first prompt runs whatever its length
+    max_batch: int  # requests that hold pages at once
+
+
+def plan_step(view: EngineView, limits: BatchLimits) -> StepPlan:
+    """Plans one step.
+
+    1. Every decode reserves the page it grows into. Too few: the newest requests that hold pages are preempted, and nobody
+       starts.
+    2. Prefills that are under way go on, oldest first; then waiting requests start while there are a place in the batch, pages
+       for all of their known tokens, and token budget. The first one that cannot start blocks those behind it.
+    3. PREFILL_FIRST: decode waits for a step that prefills. CHUNKED: both run.
+    """
+    decoding, prefilling = view.decoding, view.prefilling
+    page_size = view.page_size
+    free_pages = view.free_pages
+    for request in decoding:
+        if request.known_tokens > request.held_pages * page_size:
+            free_pages -= 1
+    preempted: list[RequestView] = []
+    if free_pages < 0:
+        preempted = _preempt(view)
+        decoding = _without(decoding, preempted)
+        prefilling = _without(prefilling, preempted)
+
+    whole = limits.mode is Mode.PREFILL_FIRST
+    prefill = _Prefill(whole, limits.max_prefill_tokens if whole else limits.chunk_tokens - len(decoding))
+    blocked = prefill.go_on(prefilling)
+    if preempted:
+        blocked = StepReason.DECODE_NO_PAGES
+    elif blocked is None and view.waiting:
+        blocked = prefill.start(view, free_pages, limits.max_batch - len(decoding) - len(prefilling))
+
+    chunks = tuple(prefill.chunks)
+    decode = () if whole and chunks else tuple([request.request_id for request in decoding])
+    return StepPlan(
+        mode=limits.mode,
+        reason=_reason(whole, chunks, decode, blocked),
+        decode=decode,
+        prefill=chunks,
+        preempt=tuple([request.request_id for request in preempted]),
+    )
+
+
+class _Prefill:
+    """The prefill part of a plan while it is being put together."""
+
+    __slots__ = ("budget_tokens", "chunks", "whole")
+
+    def __init__(self, whole: bool, budget_tokens: int) -> None:
+        self.whole = whole
+        self.budget_tokens = budget_tokens
+        self.chunks: list[Chunk] = []
+
+    def go_on(self, prefilling: Sequence[RequestView]) -> StepReason | None:
+        """Adds the next chunks of requests that already hold their pages; answers what stopped it, if anything did."""
+        for request in prefilling:
+            if not self._add(request, request.computed_tokens):
+                return StepReason.DECODE_NO_BUDGET
+        return None
+
+    def start(self, view: EngineView, free_pages: int, places: int) -> StepReason | None:
+        """Adds waiting requests in order; answers what stopped it, if anything did."""
+        page_size = view.page_size
+        for request in view.waiting:
+            if places <= 0:
+                return StepReason.DECODE_BATCH_FULL
+            if not self.whole and self.budget_tokens <= 0:
+                return StepReason.DECODE_NO_BUDGET
+            hit = view.prefix_hit(request)
+            fresh_pages = -(-request.known_tokens // page_size) - hit.tokens // page_size
+            free_pages -= fresh_pages + hit.evictable_pages
+            if free_pages < 0:
+                return StepReason.DECODE_NO_PAGES
+            if not self._add(request, hit.tokens):
+                return StepReason.DECODE_NO_BUDGET
+            places -= 1
+        return None
+
+    def _add(self, request: RequestView, start: int) -> bool:
+        """Adds as much of the request as fits; False when nothing does."""
+        tokens = request.known_tokens - start
+        if not self.whole:
+            tokens = min(tokens, self.budget_tokens)
+        elif self.chunks and tokens > self.budget_tokens:
+            tokens = 0
+        if tokens <= 0:
+            return False
+        self.chunks.append(Chunk(request.request_id, start, tokens))
+        self.budget_tokens -= tokens
+        return True
+
+
+def _preempt(view: EngineView) -> list[RequestView]:
+    """Whom to preempt, newest arrival first, so that every decode that is left can grow."""
+    page_size = view.page_size
+    holders = sorted([*view.decoding, *view.prefilling], key=lambda request: request.arrival)
+    growing = {r.request_id for r in view.decoding if r.known_tokens > r.held_pages * page_size}
+    preempted: list[RequestView] = []
+    while holders and len(growing) > view.free_pages + view.pages_freed(preempted):
+        newest = holders.pop()
+        preempted.append(newest)
+        growing.discard(newest.request_id)
+    return preempted
+
+
+def _without(requests: Sequence[RequestView], preempted: Sequence[RequestView]) -> list[RequestView]:
+    gone = {request.request_id for request in preempted}
+    return [request for request in requests if request.request_id not in gone]
+
+
+def _reason(whole: bool, chunks: tuple[Chunk, ...], decode: tuple[str, ...], blocked: StepReason | None) -> StepReason:
+    if chunks:
+        if whole:
+            return StepReason.PREFILL_WHOLE
+        return StepReason.CHUNK_MIXED if decode else StepReason.CHUNK_ONLY
+    if not decode:
+        return StepReason.IDLE
+    return blocked or StepReason.DECODE_ONLY
