@@ -114,7 +114,7 @@ def _load_hf_config(directory: Path) -> Any:
 def _require_supported_architecture(raw: dict[str, Any], directory: Path) -> None:
     """Before the library is asked: it may not even know the model's type."""
     family = raw.get("model_type")
-    if family not in ARCHITECTURES:
+    if not isinstance(family, str) or family not in ARCHITECTURES:
         raise UnsupportedModelError(f"{directory}: model type {family!r} is not supported. {SUPPORTED}")
     names = raw.get("architectures") or [ARCHITECTURES[family]]
     if ARCHITECTURES[family] not in names:

@@ -75,7 +75,8 @@ def load_decoder(
 ) -> Decoder:
     """Loads the model in `model_dir`; "dummy" makes random weights of its shape and reads config.json only.
 
-    `config` overrides what config.json says (a shorter context_length). Raises ConfigError, UnsupportedModelError, WeightsError.
+    `config` overrides what config.json says (a shorter context_length).
+    Raises ConfigError, UnsupportedModelError, WeightsError.
     """
     directory = Path(model_dir)
     config = config or DecoderConfig.from_pretrained(directory)

@@ -7,6 +7,7 @@ long as the map lives. Nothing is left out silently: a weight that is missing, l
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -24,7 +25,7 @@ HEAD = "lm_head.weight"
 FINAL_NORM = "model.norm.weight"
 # Buffers that old checkpoints carry; they follow from the config.
 HARMLESS_SUFFIXES = (".rotary_emb.inv_freq",)
-BLOCK_BYTES = 32 * 2**20  # read from a file at a time
+BLOCK_ELEMENTS = 4 * 2**20  # read from a file at a time
 DUMMY_SEED = 0
 FLOATS = ("F64", "F32", "F16", "BF16")
 
@@ -186,10 +187,10 @@ class Checkpoint:
         for start, block in self._blocks(name):
             target[start : start + len(block)].copy_(block)
 
-    def _blocks(self, name: str) -> Any:
-        """Yields (first row, rows) in blocks of about BLOCK_BYTES. A block is valid until the next one is asked for."""
+    def _blocks(self, name: str) -> Iterator[tuple[int, Tensor]]:
+        """Yields (first row, rows) in blocks of about BLOCK_ELEMENTS. A block is valid until the next one is asked for."""
         entry = self._stored[name]
-        rows = max(1, BLOCK_BYTES * entry.shape[0] // (8 * max(1, torch.Size(entry.shape).numel())))
+        rows = max(1, BLOCK_ELEMENTS // torch.Size(entry.shape[1:]).numel())
         for start in range(0, entry.shape[0], rows):
             with safe_open(entry.path, framework="pt") as file:
                 yield start, file.get_slice(name)[start : start + rows]
@@ -198,7 +199,7 @@ class Checkpoint:
         for (_, left), (_, right) in zip(self._blocks(name), self._blocks(other), strict=True):
             if not torch.equal(left, right):
                 raise WeightsError(
-                    f"{name} differs from {other}, but the config ties them: set tie_word_embeddings to false if the head is real"
+                    f"{name} differs from {other}, but the config ties them (set tie_word_embeddings to false if it is real)"
                 )
 
 

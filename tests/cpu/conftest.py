@@ -1,0 +1,15 @@
+"""Fixtures of the tests that need torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def demo_dir() -> Path:
+    """The demo model's directory; prepared on first use."""
+    from pdmux_ray.model.source import resolve
+
+    return resolve("demo")
