@@ -1,0 +1,86 @@
+"""The operations of a decoder layer on the CPU: oneDNN with packed weights for the linears, kernels.cpp for everything else."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pdmux_ray.device.cpu.native import Kernels, NativeUnavailableError, load_library
+from pdmux_ray.model.ops import AttentionBatch, AttentionSpec, Ops
+from pdmux_ray.model.reference_ops import ReferenceOps
+
+_MAX_HEAD_DIM = 256
+
+
+class PackedLinear:
+    """A weight in oneDNN's own layout, and its bias."""
+
+    __slots__ = ("weight", "bias")
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self.weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), 16)
+        self.bias = bias
+
+
+class TorchOps(ReferenceOps):
+    """Linears with packed weights; the rest in plain torch, for machines without a compiler."""
+
+    def pack_linear(self, weight: Tensor, bias: Tensor | None) -> Any:
+        if not torch.backends.mkldnn.is_available():
+            return super().pack_linear(weight, bias)
+        return PackedLinear(weight, bias)
+
+    def linear(self, x: Tensor, packed: Any, residual: Tensor | None = None) -> Tensor:
+        """A row's result does not depend on the other rows: oneDNN sums alike for any number of them, except for a single one,
+        which is therefore computed as two."""
+        if not isinstance(packed, PackedLinear):
+            return super().linear(x, packed, residual)
+        if len(x) == 1:
+            twice = residual if residual is None else residual.expand(2, -1)
+            return self._product(x.expand(2, -1), packed, twice)[:1]
+        return self._product(x, packed, residual)
+
+    def _product(self, x: Tensor, packed: PackedLinear, residual: Tensor | None) -> Tensor:
+        if residual is None:
+            return torch.ops.mkldnn._linear_pointwise(x, packed.weight, packed.bias, "none", [], "")
+        return torch.ops.mkldnn._linear_pointwise.binary(x, residual, packed.weight, packed.bias, "add")
+
+
+class CpuOps(TorchOps):
+    """The fast operations. Raises NativeUnavailableError when the kernels cannot be built here."""
+
+    def __init__(self, kv_pool: Tensor) -> None:
+        super().__init__(kv_pool)
+        self._kernels = Kernels(load_library(), kv_pool)
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        out = torch.empty_like(x)
+        self._kernels.rms_norm(x, weight, eps, out)
+        return out
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        out = gate_up.new_empty(len(gate_up), gate_up.shape[1] // 2)
+        self._kernels.silu_mul(gate_up, out)
+        return out
+
+    def qkv_to_attention(self, layer: int, qkv: Tensor, batch: AttentionBatch, spec: AttentionSpec) -> Tensor:
+        out = qkv.new_empty(len(qkv), spec.heads * spec.head_dim)
+        self._kernels.attention(layer, qkv, batch, spec, out)
+        return out
+
+
+def make_ops(kv_pool: Tensor) -> Ops:
+    """The fastest operations that work here; warns once when those are not the fast ones, and says what to do."""
+    head_dim = kv_pool.shape[5]
+    try:
+        if head_dim % 16 or head_dim > _MAX_HEAD_DIM:
+            raise NativeUnavailableError(
+                f"the kernels take a head_dim that is a multiple of 16 up to {_MAX_HEAD_DIM}, not {head_dim}"
+            )
+        return CpuOps(kv_pool)
+    except NativeUnavailableError as error:
+        warnings.warn(f"slow attention: {error}. Answers are the same.", RuntimeWarning, stacklevel=2)
+        return TorchOps(kv_pool)

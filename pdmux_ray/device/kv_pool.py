@@ -1,0 +1,26 @@
+"""The tensor behind an instance's KV pages."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kv_transfer.layout import KVLayout
+from pdmux_ray.errors import ConfigError
+
+
+def layout_for(kv_cache_gib: float, layers: int, kv_heads: int, head_dim: int, page_size: int, dtype: torch.dtype) -> KVLayout:
+    """The layout with as many pages as fit into `kv_cache_gib` GiB. Raises ConfigError when not one does."""
+    one = KVLayout(layers, 1, kv_heads, page_size, head_dim, dtype.itemsize)
+    pages = int(kv_cache_gib * 2**30 / one.total_bytes)
+    if pages < 1:
+        raise ConfigError(
+            f"kv_cache_gib: {kv_cache_gib} holds no page of {page_size} tokens ({one.total_bytes / 2**30:.3g} GiB in all layers); raise it"
+        )
+    return KVLayout(layers, pages, kv_heads, page_size, head_dim, dtype.itemsize)
+
+
+def allocate_on_cpu(layout: KVLayout, dtype: torch.dtype) -> Tensor:
+    """A zeroed pool of `layout.shape`. The system gives it memory page by page, as it is first written."""
+    return torch.from_numpy(np.zeros(layout.total_bytes, dtype=np.uint8)).view(dtype).view(layout.shape)
