@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pdmux_ray.model.decoder import Decoder, DecoderConfig, load_decoder
-from pdmux_ray.model.ops import AttentionBatch
+from pdmux_ray.model.ops import AttentionBatch, Ops
 from pdmux_ray.model.reference_ops import ReferenceOps
 from pdmux_ray.model.weights import Load
 
@@ -32,12 +32,16 @@ class Piece:
 
 
 def load_paged(
-    model_dir: Path, dtype: torch.dtype = torch.float32, load: Load = "weights", config: DecoderConfig | None = None
+    model_dir: Path,
+    dtype: torch.dtype = torch.float32,
+    load: Load = "weights",
+    config: DecoderConfig | None = None,
+    make_ops: Callable[[Tensor], Ops] = ReferenceOps,
 ) -> Decoder:
-    """A decoder on ReferenceOps whose pool starts full of NaN, so that reading what was never written shows."""
+    """A decoder over a KV pool that starts full of NaN, so that reading what was never written shows."""
     config = config or DecoderConfig.from_pretrained(model_dir)
     layout = config.kv_layout(PAGES, PAGE_SIZE, dtype.itemsize)
-    return load_decoder(model_dir, dtype, ReferenceOps(torch.full(layout.shape, float("nan"), dtype=dtype)), load, config)
+    return load_decoder(model_dir, dtype, make_ops(torch.full(layout.shape, float("nan"), dtype=dtype)), load, config)
 
 
 def attention_batch(pieces: Sequence[Piece], dynamic_rope: bool) -> AttentionBatch:

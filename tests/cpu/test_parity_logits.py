@@ -12,11 +12,14 @@ from paged_forward import load_paged, run_sequences
 from tiny_models import CONFIGS, VOCAB, load_reference, reference_logits, save_tiny
 from torch import Tensor
 
+from pdmux_ray.device.cpu.ops import make_ops
 from pdmux_ray.model.config import DecoderConfig
 from pdmux_ray.model.decoder import Decoder
+from pdmux_ray.model.reference_ops import ReferenceOps
 
-pytestmark = pytest.mark.cpu
+pytestmark = [pytest.mark.cpu, pytest.mark.filterwarnings("ignore:slow attention")]
 
+OPS = {"reference ops": ReferenceOps, "cpu ops": make_ops}
 TOLERANCE = 1e-3
 SEQUENCES = [random.Random(length).choices(range(VOCAB), k=length) for length in (45, 1, 17, 38)]
 
@@ -32,15 +35,19 @@ PATHS: dict[str, dict[str, int | None]] = {
 @dataclass(frozen=True)
 class Case:
     model_dir: Path
-    decoder: Decoder
+    decoders: dict[str, Decoder]  # by name of OPS
     expected: list[Tensor]
 
 
 @pytest.fixture(scope="module", params=CONFIGS)
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
-    model_dir = save_tiny(request.param, tmp_path_factory.mktemp("tiny"))
+    return make_case(save_tiny(request.param, tmp_path_factory.mktemp("tiny")), SEQUENCES)
+
+
+def make_case(model_dir: Path, sequences: list[list[int]]) -> Case:
     reference = load_reference(model_dir)
-    return Case(model_dir, load_paged(model_dir), [reference_logits(reference, sequence) for sequence in SEQUENCES])
+    decoders = {name: load_paged(model_dir, make_ops=make) for name, make in OPS.items()}
+    return Case(model_dir, decoders, [reference_logits(reference, sequence) for sequence in sequences])
 
 
 def worst(outputs: list[Tensor], expected: list[Tensor]) -> float:
@@ -49,22 +56,25 @@ def worst(outputs: list[Tensor], expected: list[Tensor]) -> float:
     return max(float(torch.nan_to_num(difference, nan=float("inf"))) for difference in differences)
 
 
+@pytest.mark.parametrize("ops", OPS)
 @pytest.mark.parametrize("path", PATHS)
-def test_logits_are_those_of_transformers_when_batched(case: Case, path: str) -> None:
-    assert worst(run_sequences(case.decoder, SEQUENCES, **PATHS[path]), case.expected) <= TOLERANCE
+def test_logits_are_those_of_transformers_when_batched(case: Case, path: str, ops: str) -> None:
+    assert worst(run_sequences(case.decoders[ops], SEQUENCES, **PATHS[path]), case.expected) <= TOLERANCE
 
 
-def test_logits_are_those_of_transformers_when_alone(case: Case) -> None:
-    alone = [run_sequences(case.decoder, [sequence])[0] for sequence in SEQUENCES]
+@pytest.mark.parametrize("ops", OPS)
+def test_logits_are_those_of_transformers_when_alone(case: Case, ops: str) -> None:
+    alone = [run_sequences(case.decoders[ops], [sequence])[0] for sequence in SEQUENCES]
     assert worst(alone, case.expected) <= TOLERANCE
 
 
-def test_logits_are_those_of_transformers_while_decoding(case: Case) -> None:
+@pytest.mark.parametrize("ops", OPS)
+def test_logits_are_those_of_transformers_while_decoding(case: Case, ops: str) -> None:
     """Prompts of 30 tokens (dynamic RoPE begins to scale during the decode) and of 40 (it does in the prompt)."""
     reference = load_reference(case.model_dir)
     for prompt in (30, 40):
         expected = reference_logits(reference, SEQUENCES[0], prompt)
-        assert worst(run_sequences(case.decoder, SEQUENCES[:1], chunk=7, prompt_tokens=prompt), [expected]) <= TOLERANCE
+        assert worst(run_sequences(case.decoders[ops], SEQUENCES[:1], chunk=7, prompt_tokens=prompt), [expected]) <= TOLERANCE
 
 
 @pytest.mark.parametrize("name", [name for name in CONFIGS if "rope" in name or ("window" in name and "no window" not in name)])
@@ -95,9 +105,12 @@ DEMO_TEXTS = (
 )
 
 
+@pytest.mark.parametrize("ops", OPS)
 @pytest.mark.parametrize("path", PATHS)
-def test_the_demo_model_has_the_logits_of_transformers(path: str, demo: Case, demo_sequences: list[list[int]]) -> None:
-    assert worst(run_sequences(demo.decoder, demo_sequences, **PATHS[path]), demo.expected) <= TOLERANCE
+def test_the_demo_model_has_the_logits_of_transformers(
+    path: str, ops: str, demo: Case, demo_sequences: list[list[int]]
+) -> None:
+    assert worst(run_sequences(demo.decoders[ops], demo_sequences, **PATHS[path]), demo.expected) <= TOLERANCE
 
 
 @pytest.fixture(scope="module")
@@ -110,5 +123,4 @@ def demo_sequences(demo_dir: Path) -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def demo(demo_dir: Path, demo_sequences: list[list[int]]) -> Case:
-    reference = load_reference(demo_dir)
-    return Case(demo_dir, load_paged(demo_dir), [reference_logits(reference, sequence) for sequence in demo_sequences])
+    return make_case(demo_dir, demo_sequences)

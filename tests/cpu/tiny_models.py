@@ -32,7 +32,7 @@ def _tiny(kind: Callable[..., PreTrainedConfig], **options: Any) -> PreTrainedCo
         "num_hidden_layers": 3,
         "num_attention_heads": 6,
         "num_key_value_heads": 2,
-        "head_dim": 8,
+        "head_dim": 16,
         "max_position_embeddings": 64,
         "rms_norm_eps": 1e-5,
         "bos_token_id": 1,
@@ -58,7 +58,8 @@ _LLAMA3: dict[str, Any] = {
 CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
     "llama": lambda: _tiny(LlamaConfig),
     "llama, tied": lambda: _tiny(LlamaConfig, tie_word_embeddings=True),
-    "llama, head_dim apart from hidden / heads": lambda: _tiny(LlamaConfig, head_dim=20),
+    "llama, head_dim as hidden / heads": lambda: _tiny(LlamaConfig, head_dim=8),
+    "llama, big head_dim": lambda: _tiny(LlamaConfig, head_dim=80),
     "llama, as many key-value heads as query heads": lambda: _tiny(LlamaConfig, num_key_value_heads=6),
     "llama, one key-value head": lambda: _tiny(LlamaConfig, num_key_value_heads=1),
     "llama, attention bias": lambda: _tiny(LlamaConfig, attention_bias=True),
@@ -89,7 +90,7 @@ CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
         layer_types=["sliding_attention", "full_attention", "sliding_attention"],
         **_rope("yarn", **_YARN),
     ),
-    "qwen3": lambda: _tiny(Qwen3Config, head_dim=16),
+    "qwen3": lambda: _tiny(Qwen3Config),
     "qwen3, tied, attention bias": lambda: _tiny(Qwen3Config, tie_word_embeddings=True, attention_bias=True),
     "qwen3, windows, dynamic rope": lambda: _tiny(
         Qwen3Config,
