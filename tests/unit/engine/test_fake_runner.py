@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from pdmux_ray.clock import VirtualClock
+from pdmux_ray.engine.fake_runner import FakeRunner, fake_token
+from pdmux_ray.engine.runner import PrefillSlice, StepBatch
+from pdmux_ray.types import SamplingParams
+
+
+@dataclass
+class Sequence:
+    tokens: list[int]
+    pages: list[int]
+    params: SamplingParams = field(default_factory=lambda: SamplingParams(seed=5))
+    request_id: str = "r"
+
+    @property
+    def prompt_tokens(self) -> int:
+        return len(self.tokens)
+
+
+def runner(clock: VirtualClock) -> FakeRunner:
+    return FakeRunner(8, 2, 0.5, 0.25, clock, vocab_size=1000)
+
+
+def step(device: FakeRunner, batch: StepBatch) -> list[int]:
+    device.launch(batch)
+    return device.collect().tokens
+
+
+def test_the_next_token_depends_on_the_seed_and_every_token_so_far() -> None:
+    tokens = {
+        fake_token(0, [1, 2], 10**9),
+        fake_token(1, [1, 2], 10**9),
+        fake_token(0, [3, 2], 10**9),
+        fake_token(0, [2, 1], 10**9),
+    }
+    assert len(tokens) == 4
+
+
+def test_slices_and_decodes_sample_what_the_whole_prompt_would() -> None:
+    device = runner(VirtualClock())
+    sequence = Sequence([1, 2, 3, 4, 5], pages=[6, 0, 3])
+    assert step(device, StepBatch([], [PrefillSlice(sequence, 0, 3, sample=False)])) == []
+    assert step(device, StepBatch([], [PrefillSlice(sequence, 3, 2, sample=True)])) == [fake_token(5, [1, 2, 3, 4, 5], 1000)]
+    sequence.tokens.append(9)
+    assert step(device, StepBatch([sequence], [])) == [fake_token(5, [1, 2, 3, 4, 5, 9], 1000)]
+
+
+def test_a_page_with_other_tokens_changes_the_next_token() -> None:
+    device = runner(VirtualClock())
+    sequence = Sequence([1, 2, 3], pages=[0, 1])
+    step(device, StepBatch([], [PrefillSlice(Sequence([8, 8], pages=[0]), 0, 2, sample=False)]))
+    assert step(device, StepBatch([], [PrefillSlice(sequence, 2, 1, sample=True)])) != [fake_token(5, [1, 2, 3], 1000)]
+
+
+def test_a_step_takes_its_configured_time_on_the_given_clock() -> None:
+    clock = VirtualClock()
+    step(runner(clock), StepBatch([], [PrefillSlice(Sequence([1, 2, 3], pages=[0, 1]), 0, 3, sample=True)]))
+    assert clock.now() == 0.5 + 3 * 0.25
+
+
+def test_decodes_come_before_prefills_in_the_answer_and_logprobs_go_to_those_who_asked() -> None:
+    device = runner(VirtualClock())
+    first = Sequence([1], [0])
+    second = Sequence([2], [1], SamplingParams(seed=5, logprobs=1))
+    device.launch(StepBatch([first], [PrefillSlice(second, 0, 1, sample=True)]))
+    output = device.collect()
+    assert output.tokens == [fake_token(5, [1], 1000), fake_token(5, [2], 1000)]
+    assert output.logprobs[0] is None
+    assert output.logprobs[1] is not None
+    assert [token for token, _ in output.logprobs[1].top] == output.tokens[1:]

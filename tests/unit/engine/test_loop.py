@@ -1,0 +1,252 @@
+"""The step loop in its own thread, and what it does when something breaks."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from pdmux_ray.clock import Clock, VirtualClock, WallClock
+from pdmux_ray.engine.engine import Engine, EngineLimits
+from pdmux_ray.engine.runner import Runner, StepOutput
+from pdmux_ray.errors import InstanceUnavailableError, IntegrityError, QueueFullError
+from pdmux_ray.types import FinishReason, Mode, NewRequest
+
+from .world import PAGE, VOCAB, Log, StrictRunner, Worlds, expected, limits, request
+
+
+class GatedRunner(StrictRunner):
+    """Each step waits until the test lets it through."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(64, PAGE, 0.0, 0.0, clock, vocab_size=VOCAB)
+        self.entered = threading.Semaphore(0)
+        self.gate = threading.Semaphore(0)
+
+    def collect(self) -> StepOutput:
+        self.entered.release()
+        assert self.gate.acquire(timeout=60)
+        return super().collect()
+
+
+class FailingRunner(StrictRunner):
+    """Fails in one step."""
+
+    def __init__(self, clock: Clock, failing_step: int) -> None:
+        super().__init__(64, PAGE, 0.01, 0.0, clock, vocab_size=VOCAB)
+        self._steps_until_failure = failing_step
+
+    def collect(self) -> StepOutput:
+        self._steps_until_failure -= 1
+        if self._steps_until_failure == 0:
+            raise RuntimeError("out of memory")
+        return super().collect()
+
+
+class LyingRunner(StrictRunner):
+    """Answers with a token too many."""
+
+    def collect(self) -> StepOutput:
+        output = super().collect()
+        output.tokens.append(0)
+        return output
+
+
+class SlowRunner(StrictRunner):
+    """A step takes so long that the clock passes the stall timeout; notes what the engine says of itself meanwhile."""
+
+    ask: Callable[[], str | None]
+    answer: str | None = None
+
+    def collect(self) -> StepOutput:
+        self._clock.sleep(31.0)
+        self.answer = self.ask()
+        return super().collect()
+
+
+class CountingClock(WallClock):
+    reads = 0
+
+    def now(self) -> float:
+        self.reads += 1
+        return super().now()
+
+
+def fast(clock: Clock) -> Runner:
+    return StrictRunner(24, PAGE, 0.0, 0.0, clock, vocab_size=VOCAB)
+
+
+@pytest.mark.parametrize("mode", Mode)
+def test_many_threads_can_submit_and_abort_while_the_loop_runs(worlds: Worlds, mode: Mode) -> None:
+    engine, log = worlds(limits(mode=mode, max_waiting=20), runner=fast, clock=WallClock())
+    engine.start()
+    sent: list[NewRequest] = []
+
+    def client(number: int) -> None:
+        rng = random.Random(number)
+        for index in range(40):
+            new = request(
+                f"{number}-{index}", [rng.randrange(3)] * rng.randrange(1, 30), max_tokens=rng.randrange(1, 20), seed=index
+            )
+            submit_patiently(engine, new)
+            sent.append(new)
+            if rng.random() < 0.3:
+                engine.abort([rng.choice(sent).request_id])
+
+    clients = [threading.Thread(target=client, args=(number,)) for number in range(4)]
+    for thread in clients:
+        thread.start()
+    for thread in clients:
+        thread.join()
+    assert len(sent) == 160
+    log.wait_for_ends([new.request_id for new in sent])
+    for new in sent:
+        tokens, finish = expected(new, engine.limits)
+        got = log.tokens(new.request_id)
+        if log.finish(new.request_id) is FinishReason.ABORT:
+            assert got == tokens[: len(got)]
+        else:
+            assert (got, log.finish(new.request_id)) == (tokens, finish)
+
+
+def submit_patiently(engine: Engine, new: NewRequest) -> None:
+    while True:
+        try:
+            return engine.submit(new)
+        except QueueFullError:
+            time.sleep(0.001)
+
+
+def test_an_abort_during_a_step_takes_effect_when_that_step_ends(worlds: Worlds) -> None:
+    runner = GatedRunner(WallClock())
+    engine, log = worlds(runner=lambda _: runner, clock=WallClock())
+    engine.start()
+    engine.submit(request("r", max_tokens=50))
+    assert runner.entered.acquire(timeout=60)
+    engine.abort(["r"])
+    runner.gate.release()
+    log.wait_for_ends(["r"])
+    assert (len(log.tokens("r")), log.finish("r")) == (1, FinishReason.ABORT)
+    assert engine.load().free_pages == 64
+
+
+def test_an_idle_loop_sleeps_and_wakes_for_a_request(worlds: Worlds) -> None:
+    clock = CountingClock()
+    engine, log = worlds(runner=fast, clock=clock)
+    engine.start()
+    for name in ("first", "second"):
+        engine.submit(request(name))
+        log.wait_for_ends([name])
+        while engine.load().heartbeat_age_s:
+            time.sleep(0.001)
+        reads = clock.reads
+        time.sleep(0.02)
+        assert clock.reads == reads
+
+
+def test_closing_ends_what_runs_and_what_waits(worlds: Worlds) -> None:
+    engine, log = worlds(
+        limits(max_batch=1, context_length=250), runner=lambda c: StrictRunner(64, PAGE, 0.01, 0.0, c), clock=WallClock()
+    )
+    engine.start()
+    for name in ("running", "waiting"):
+        engine.submit(request(name, max_tokens=200))
+    log.wait_for_tokens("running", 1)
+    engine.close()
+    assert [log.finish(name) for name in ("running", "waiting")] == [FinishReason.ERROR] * 2
+    assert "closed" in log.error("running")
+
+
+def test_an_engine_that_never_got_a_request_closes(worlds: Worlds) -> None:
+    engine, _ = worlds(clock=WallClock())
+    engine.start()
+    engine.close()
+    assert engine.problem() == "the engine is closed"
+
+
+def test_a_step_that_fails_on_the_device_ends_its_requests_and_the_engine_goes_on(worlds: Worlds) -> None:
+    engine, log = worlds(limits(max_batch=2), runner=lambda clock: FailingRunner(clock, failing_step=3))
+    for name in ("a", "b", "c"):
+        engine.submit(request(name))
+    while engine.step():
+        engine.check_integrity()
+    assert [log.finish(name) for name in "abc"] == [FinishReason.ERROR, FinishReason.ERROR, FinishReason.LENGTH]
+    assert "RuntimeError: out of memory" in log.error("a")
+    assert len(log.tokens("a")) == 2
+    assert log.tokens("c") == expected(request("c"), engine.limits)[0]
+    assert engine.problem() is None
+
+
+def test_a_step_that_fails_before_a_prompt_is_computed_leaves_nothing_in_the_prefix_cache(worlds: Worlds) -> None:
+    engine, log = worlds(runner=lambda clock: FailingRunner(clock, failing_step=1))
+    for name in ("a", "b"):
+        engine.submit(request(name, [1] * 4 * PAGE))
+        while engine.step():
+            pass
+    assert log.finish("a") is FinishReason.ERROR
+    assert log.events["b"][0].cached_tokens == 0
+
+
+def test_a_broken_invariant_stops_the_engine_loudly(worlds: Worlds, caplog: pytest.LogCaptureFixture) -> None:
+    engine, log = worlds(runner=lambda clock: LyingRunner(64, PAGE, 0.0, 0.0, clock, vocab_size=VOCAB), clock=WallClock())
+    engine.start()
+    engine.submit(request("r"))
+    log.wait_for_ends(["r"])
+    assert log.finish("r") is FinishReason.ERROR
+    assert "answered with 2 tokens" in (engine.problem() or "")
+    assert "invariant" in caplog.text
+    with pytest.raises(InstanceUnavailableError, match="broken"):
+        engine.submit(request("late"))
+
+
+def test_a_broken_invariant_reaches_who_steps_by_hand(worlds: Worlds) -> None:
+    engine, _ = worlds(runner=lambda clock: LyingRunner(64, PAGE, 0.0, 0.0, clock, vocab_size=VOCAB))
+    engine.submit(request("r"))
+    with pytest.raises(IntegrityError, match="answered with 2 tokens"):
+        engine.step()
+
+
+def test_a_stalled_step_makes_the_engine_unhealthy_until_it_ends(worlds: Worlds) -> None:
+    runner = SlowRunner(64, PAGE, 0.0, 0.0, VirtualClock(), vocab_size=VOCAB)
+    engine, _ = worlds(runner=lambda _: runner, clock=runner._clock)
+    runner.ask = engine.problem
+    engine.submit(request("r", max_tokens=1))
+    engine.step()
+    assert "has taken 31.0 s, more than 30.0 s" in (runner.answer or "")
+    engine.step()
+    assert engine.problem() is None
+
+
+def test_a_sink_that_fails_loses_its_requests_and_no_others(caplog: pytest.LogCaptureFixture) -> None:
+    clock, log = VirtualClock(), Log()
+
+    def publish(sink: str, events: list) -> None:  # type: ignore[type-arg]
+        if sink == "gone":
+            raise ConnectionError("nobody listens")
+        log(sink, events)
+
+    bounds: EngineLimits = limits()
+    engine = Engine(StrictRunner(64, PAGE, 0.01, 0.0, clock, vocab_size=VOCAB), bounds, publish, clock)
+    engine.submit(request("lost", sink="gone", max_tokens=40))
+    engine.submit(request("kept", sink="here"))
+    steps = 0
+    while engine.step():
+        engine.check_integrity()
+        steps += 1
+    assert steps == 5  # "kept" needs five; "lost" would have needed forty
+    assert log.tokens("kept") == expected(request("kept"), bounds)[0]
+    assert "nobody listens" in caplog.text
+    engine.close()
+
+
+def test_load_counts_requests_pages_and_steps(worlds: Worlds) -> None:
+    engine, _ = worlds(limits(max_batch=1), pages=64)
+    for name in "abc":
+        engine.submit(request(name, [1] * 2 * PAGE))
+    assert (engine.load().running, engine.load().waiting) == (0, 3)
+    engine.step()
+    load = engine.load()
+    assert (load.running, load.waiting, load.free_pages, load.total_pages, load.steps) == (1, 2, 62, 64, 1)
