@@ -11,6 +11,7 @@ import torch
 
 from kv_transfer.layout import KVLayout
 from pdmux_ray.errors import ConfigError, UnsupportedModelError
+from pdmux_ray.model.context import context_length
 from pdmux_ray.model.rope import RopeSpec
 
 ARCHITECTURES = {
@@ -79,7 +80,7 @@ class DecoderConfig:
             head_dim=_head_dim(hf),
             intermediate=hf.intermediate_size,
             vocab_size=hf.vocab_size,
-            context_length=_context_length(hf),
+            context_length=context_length(hf),
             norm_eps=hf.rms_norm_eps,
             qkv_bias=family == "qwen2" or (family in ("llama", "qwen3") and hf.attention_bias),
             o_bias=family in ("llama", "qwen3") and hf.attention_bias,
@@ -162,16 +163,6 @@ def _windows(hf: Any, family: str) -> tuple[int | None, ...]:
     if family == "mistral":
         return (hf.sliding_window,) * int(hf.num_hidden_layers)
     return tuple(hf.sliding_window if kind == "sliding_attention" else None for kind in hf.layer_types)
-
-
-def _context_length(hf: Any) -> int:
-    """Positions the model is made for: a linear, dynamic or yarn factor multiplies the length before scaling."""
-    rope, stated = hf.rope_parameters, int(hf.max_position_embeddings)
-    if rope["rope_type"] in ("linear", "dynamic"):
-        return int(stated * rope["factor"])
-    if rope["rope_type"] == "yarn" and rope["factor"]:
-        return max(stated, int(rope["original_max_position_embeddings"] * rope["factor"]))
-    return stated
 
 
 def _rope_spec(hf: Any) -> RopeSpec:

@@ -7,6 +7,7 @@ long as the map lives. Nothing is left out silently: a weight that is missing, l
 from __future__ import annotations
 
 import json
+import mmap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,7 @@ FINAL_NORM = "model.norm.weight"
 # Buffers that old checkpoints carry; they follow from the config.
 HARMLESS_SUFFIXES = (".rotary_emb.inv_freq",)
 BLOCK_ELEMENTS = 4 * 2**20  # read from a file at a time
+OWN_MAPPING_BYTES = 2**18
 DUMMY_SEED = 0
 FLOATS = ("F64", "F32", "F16", "BF16")
 
@@ -140,10 +142,20 @@ class _Loader:
     def _tensor(self, *names: str) -> Tensor:
         shapes = [self._shapes[name] for name in names]
         rows = [shape[0] for shape in shapes]
-        fused = torch.empty(sum(rows), *shapes[0][1:], dtype=self._dtype, device=self._device)
+        fused = _allocate((sum(rows), *shapes[0][1:]), self._dtype, torch.device(self._device))
         for name, part in zip(names, torch.split(fused, rows), strict=True):
             self._source.fill(name, part)
         return fused
+
+
+def _allocate(shape: Shape, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """An uninitialised tensor. On the CPU it has a mapping of its own when it is big: what a packed copy replaces goes back to
+    the system at once, where freed pieces of the heap would stay resident in between the packed weights."""
+    size_bytes = torch.Size(shape).numel() * dtype.itemsize
+    if device.type != "cpu" or size_bytes < OWN_MAPPING_BYTES:
+        return torch.empty(shape, dtype=dtype, device=device)
+    memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(memory, dtype=dtype).view(shape)
 
 
 class DummySource:
