@@ -1,1 +1,1 @@
-"""The Ray layer: a thin shell that puts engines behind an OpenAI-compatible HTTP endpoint. The only package that imports ray."""
+"""The Ray layer: a thin shell that puts engines behind an OpenAI-compatible HTTP endpoint. Only this package imports ray."""

@@ -1,0 +1,97 @@
+"""Every metric that a gateway exports: name, labels, unit and meaning stand here and nowhere else.
+
+Seconds are what the gateway sees: from the arrival of the HTTP request's body to the engine's news reaching the handler.
+Every series carries the label `gateway`, because a scrape through Serve's proxy reaches any one of several gateways.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from enum import Enum
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from pdmux_ray.types import Load
+
+TOKEN_BUCKETS_S = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0)
+REQUEST_BUCKETS_S = (0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.5, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+
+
+class Outcome(Enum):
+    """How an HTTP request for a completion ended."""
+
+    COMPLETE = "complete"  # every choice finished
+    REFUSED = "refused"  # 4xx: the request was wrong or the queue full
+    FAILED = "failed"  # 5xx, or an error event after streaming began
+    DISCONNECTED = "disconnected"  # its client went away first
+
+
+class GatewayMetrics:
+    """One gateway's metrics. `loads` is asked at every scrape: instance id -> its newest load figures."""
+
+    def __init__(self, gateway_id: str, loads: Callable[[], Mapping[str, Load]]) -> None:
+        self._registry = CollectorRegistry()
+        self._gateway_id = gateway_id
+        self._requests = self._counter("pdmux_requests", "Completion requests by how they ended.", ("endpoint", "outcome"))
+        self._routed = self._counter("pdmux_routed_requests", "Requests sent to an instance, by routing reason.", ("reason",))
+        self.prompt_tokens = self._counter("pdmux_prompt_tokens", "Prompt tokens of accepted requests.").labels(gateway_id)
+        self.cached_tokens = self._counter("pdmux_cached_prompt_tokens", "Prompt tokens found in a prefix cache.").labels(
+            gateway_id
+        )
+        self.generated_tokens = self._counter("pdmux_generated_tokens", "Tokens generated.").labels(gateway_id)
+        self.open_requests = Gauge(
+            "pdmux_open_requests", "Completion requests under way.", ("gateway",), registry=self._registry
+        ).labels(gateway_id)
+        self.ttft_s = self._histogram("pdmux_time_to_first_token_seconds", "Until the first token.", REQUEST_BUCKETS_S)
+        self.itl_s = self._histogram("pdmux_inter_token_seconds", "Gap between two tokens of a choice.", TOKEN_BUCKETS_S)
+        self.request_s = self._histogram("pdmux_request_seconds", "Until the last token, if complete.", REQUEST_BUCKETS_S)
+        self._registry.register(_InstanceLoads(gateway_id, loads))
+
+    def ended(self, endpoint: str, outcome: Outcome) -> None:
+        self._requests.labels(self._gateway_id, endpoint, outcome.value).inc()
+
+    def routed(self, reason: str) -> None:
+        self._routed.labels(self._gateway_id, reason).inc()
+
+    def exposition(self) -> bytes:
+        """Prometheus text format."""
+        return generate_latest(self._registry)
+
+    def _counter(self, name: str, meaning: str, labels: tuple[str, ...] = ()) -> Counter:
+        return Counter(name, meaning, ("gateway", *labels), registry=self._registry)
+
+    def _histogram(self, name: str, meaning: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(name, meaning, ("gateway",), buckets=buckets, registry=self._registry).labels(self._gateway_id)
+
+
+# Name -> (meaning, value of a load).
+_LOAD_GAUGES: dict[str, tuple[str, Callable[[Load], float]]] = {
+    "pdmux_instance_running_requests": ("Requests that hold pages.", lambda load: load.running),
+    "pdmux_instance_waiting_requests": ("Requests that wait for pages.", lambda load: load.waiting),
+    "pdmux_instance_free_pages": ("KV pages that are free or evictable.", lambda load: load.free_pages),
+    "pdmux_instance_pages": ("KV pages in all.", lambda load: load.total_pages),
+    "pdmux_instance_steps": ("Steps since the engine started.", lambda load: load.steps),
+    "pdmux_instance_heartbeat_age_seconds": (
+        "Age of the step loop's last sign of life when it was reported.",
+        lambda load: load.heartbeat_age_s,
+    ),
+}
+
+
+class _InstanceLoads(Collector):
+    def __init__(self, gateway_id: str, loads: Callable[[], Mapping[str, Load]]) -> None:
+        self._gateway_id = gateway_id
+        self._loads = loads
+
+    def collect(self) -> Iterable[Metric]:
+        return self._collect(self._loads())
+
+    def _collect(self, loads: Mapping[str, Load]) -> Iterator[Metric]:
+        for name, (meaning, value) in _LOAD_GAUGES.items():
+            family = GaugeMetricFamily(name, meaning, labels=("gateway", "instance"))
+            for instance_id, load in loads.items():
+                family.add_metric((self._gateway_id, instance_id), value(load))
+            yield family

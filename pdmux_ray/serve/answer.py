@@ -1,0 +1,228 @@
+"""One HTTP request under way: from its engines' events to the chunks or the body of its answer. Knows nothing of ray."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from typing import Any, NamedTuple
+
+from pdmux_ray.errors import DeadlineError, InstanceUnavailableError, PdmuxError
+from pdmux_ray.metrics.catalog import GatewayMetrics, Outcome
+from pdmux_ray.serve import sse
+from pdmux_ray.serve.generation import Choice, LogprobEntry
+from pdmux_ray.serve.problems import problem
+from pdmux_ray.serve.replies import Reply
+from pdmux_ray.serve.wire import Event
+from pdmux_ray.types import FinishReason
+
+_ABORT = FinishReason.ABORT.value
+
+log = logging.getLogger("ray.serve")
+
+
+class Update(NamedTuple):
+    """What one event means to the client."""
+
+    choice: Choice
+    text: str  # may be shown now
+    logprobs: Sequence[LogprobEntry]  # of the tokens since the last text
+    ended: bool  # by this very event
+
+
+class Mailbox:
+    """Events of one HTTP request, from the link that reads them to the handler that waits for them."""
+
+    def __init__(self) -> None:
+        self._events: list[tuple[int, Event]] = []  # (choice index, event)
+        self._error: Exception | None = None
+        self._wake = asyncio.Event()
+
+    def put(self, index: int, event: Event) -> None:
+        self._events.append((index, event))
+        self._wake.set()
+
+    def fail(self, error: Exception) -> None:
+        """What has arrived is still delivered first."""
+        self._error = self._error or error
+        self._wake.set()
+
+    async def take(self) -> list[tuple[int, Event]]:
+        """Everything new, at least one event. Raises what it failed with."""
+        while not self._events:
+            if self._error is not None:
+                raise self._error
+            self._wake.clear()
+            await self._wake.wait()
+        events, self._events = self._events, []
+        return events
+
+
+class Answer:
+    """Owner: the HTTP handler. `close` must be called once, however it ends; it frees what still runs."""
+
+    def __init__(
+        self,
+        endpoint: str,
+        choices: Sequence[Choice],
+        *,
+        prompt_tokens: int,
+        arrived_s: float,
+        timeout_s: float,
+        metrics: GatewayMetrics,
+        leave: Callable[[list[str]], None],
+    ) -> None:
+        """`leave(request ids)` ends engine requests that this answer needs no longer."""
+        self.choices = choices
+        self.mailbox = Mailbox()
+        self._endpoint = endpoint
+        self._prompt_tokens = prompt_tokens
+        self._arrived_s = arrived_s
+        self._metrics = metrics
+        self._leave = leave
+        self._last_s: list[float | None] = [None] * len(choices)  # when each choice's newest token came
+        self._running: set[str] = set()  # request ids, in the engine's view
+        self._error: BaseException | None = None
+        self._timer = asyncio.get_running_loop().call_later(timeout_s, self._expire, timeout_s)
+        metrics.open_requests.inc()
+
+    @property
+    def finished(self) -> bool:
+        return all(choice.finish is not None for choice in self.choices)
+
+    async def start(self, submit: Awaitable[None]) -> None:
+        """Waits until the engine has the requests. Raises what it refuses them with."""
+        try:
+            await submit
+        except BaseException as error:
+            self._error = error
+            raise
+        self._running.update(choice.request_id for choice in self.choices)
+        self._metrics.prompt_tokens.inc(self._prompt_tokens)
+
+    async def next(self) -> list[Update]:
+        """Waits for news. Raises PdmuxError when the request cannot be completed."""
+        try:
+            return self._take(await self.mailbox.take())
+        except BaseException as error:
+            self._error = error
+            raise
+
+    async def whole(self, reply: Reply, updates: list[Update]) -> dict[str, Any]:
+        """The answer's body. `updates` are those of the first `next`."""
+        texts = [""] * len(self.choices)
+        logprobs: list[list[LogprobEntry]] = [[] for _ in self.choices]
+        while True:
+            for update in updates:
+                texts[update.choice.index] += update.text
+                logprobs[update.choice.index] += update.logprobs
+            if self.finished:
+                return reply.whole(self.choices, texts, logprobs, self.usage())
+            updates = await self.next()
+
+    async def chunks(self, reply: Reply, updates: list[Update], usage_asked: bool) -> AsyncGenerator[bytes, None]:
+        """The answer's events, one chunk per piece of news. An error becomes a last event, without [DONE]. Closes itself."""
+        opened: set[int] = set()
+        try:
+            while True:
+                chunk = b"".join(self._events(reply, updates, opened))
+                if self.finished:
+                    break
+                if chunk:
+                    yield chunk
+                updates = await self.next()
+            yield chunk + (reply.usage(self.usage()) if usage_asked else b"") + sse.DONE
+        except Exception as error:
+            if not isinstance(error, PdmuxError):
+                log.exception("A stream failed.")
+            self._error = error
+            yield sse.event(problem(error).body())
+        finally:
+            self.close()
+
+    def usage(self) -> dict[str, Any]:
+        """A prompt counts once, however many choices it has."""
+        completion_tokens = sum(choice.completion_tokens for choice in self.choices)
+        return {
+            "prompt_tokens": self._prompt_tokens,
+            "completion_tokens": completion_tokens,
+            "total_tokens": self._prompt_tokens + completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": self._cached_tokens()},
+        }
+
+    def close(self) -> None:
+        self._timer.cancel()
+        self._leave(list(self._running))
+        self._running.clear()
+        metrics = self._metrics
+        metrics.open_requests.dec()
+        metrics.generated_tokens.inc(sum(choice.completion_tokens for choice in self.choices))
+        metrics.cached_tokens.inc(self._cached_tokens())
+        if self.finished:
+            metrics.request_s.observe(time.monotonic() - self._arrived_s)
+        metrics.ended(self._endpoint, Outcome.COMPLETE if self.finished else outcome(self._error))
+
+    def _cached_tokens(self) -> int:
+        return sum(choice.cached_tokens for choice in self.choices if choice.first_of_prompt)
+
+    def _take(self, events: list[tuple[int, Event]]) -> list[Update]:
+        now_s = time.monotonic()
+        updates = []
+        for index, event in events:
+            choice = self.choices[index]
+            if choice.finish is not None:
+                continue
+            if len(event) > 2:
+                self._check_end(choice, event)
+            if event[1] is not None:
+                self._observe(index, now_s)
+            text = choice.take(event)
+            ended = choice.finish is not None
+            logprobs = choice.take_logprobs() if choice.logprobs and (text or ended) else ()
+            updates.append(Update(choice, text, logprobs, ended))
+            if ended and choice.request_id in self._running:  # by a stop string, which the engine does not know of
+                self._running.discard(choice.request_id)
+                self._leave([choice.request_id])
+        return updates
+
+    def _check_end(self, choice: Choice, event: Event) -> None:
+        _, _, _, finish, error, _ = event
+        if finish is None:
+            return
+        self._running.discard(choice.request_id)
+        if error is not None:
+            raise PdmuxError(error)
+        if finish == _ABORT:
+            raise InstanceUnavailableError("The instance gave this request up. Send it again.")
+
+    def _observe(self, index: int, now_s: float) -> None:
+        last_s = self._last_s[index]
+        self._last_s[index] = now_s
+        if last_s is None:
+            self._metrics.ttft_s.observe(now_s - self._arrived_s)
+        else:
+            self._metrics.itl_s.observe(now_s - last_s)
+
+    def _events(self, reply: Reply, updates: list[Update], opened: set[int]) -> list[bytes]:
+        lines = []
+        for choice, text, logprobs, ended in updates:
+            index = choice.index
+            if index not in opened:
+                opened.add(index)
+                lines.append(reply.opening(index))
+            if ended:
+                lines.append(reply.closing(index, text, logprobs, str(choice.finish)))
+            elif text:
+                lines.append(reply.text_with_logprobs(index, text, logprobs) if logprobs else reply.text(index, text))
+        return lines
+
+    def _expire(self, timeout_s: float) -> None:
+        self.mailbox.fail(DeadlineError(f"The request was not finished within {timeout_s:g} s. Ask for fewer tokens."))
+
+
+def outcome(error: BaseException | None) -> Outcome:
+    """Of a request that did not complete. A cancelled one has lost its client."""
+    if isinstance(error, Exception):
+        return Outcome.REFUSED if problem(error).status < 500 else Outcome.FAILED
+    return Outcome.DISCONNECTED

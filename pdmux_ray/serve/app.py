@@ -1,0 +1,50 @@
+"""The Serve application: `import_path: pdmux_ray.serve.app:build_app`."""
+
+# No `from __future__ import annotations` here: Serve reads the builder's annotation to validate a config file's `args:`, and
+# does not resolve strings.
+
+import time
+from pathlib import Path
+
+from ray import serve
+from ray.serve.schema import LoggingConfig
+
+from pdmux_ray.config import AppConfig
+from pdmux_ray.model.source import resolve
+from pdmux_ray.serve.completions import ModelCard
+from pdmux_ray.serve.gateway import Gateway
+from pdmux_ray.serve.instance import Instance
+from pdmux_ray.serve.pinned import ROUTER
+
+# Serve's own limits stay out of the way: the engine's queue is the one that is full (429), and it knows why.
+MAX_ONGOING_REQUESTS = 10_000
+
+
+def build_app(args: AppConfig) -> serve.Application:
+    """Prepares the model's files once, before any replica starts. An unknown key in `args` is an error that names it."""
+    directory = resolve(args.model, weights=args.engine.load == "weights" and args.engine.device != "fake")
+    card = ModelCard(args.served_model_name or Path(args.model).name, directory, int(time.time()))
+    instances = serve.deployment(
+        Instance,
+        name="Instance",
+        num_replicas=args.instances,
+        max_ongoing_requests=MAX_ONGOING_REQUESTS,
+        ray_actor_options={"num_cpus": 0 if args.engine.device == "fake" else 1},
+        request_router_config=ROUTER,
+        logging_config=LoggingConfig(enable_access_log=False),  # a line per discovery round and gateway would say nothing
+        health_check_period_s=5,
+        health_check_timeout_s=30,
+        graceful_shutdown_wait_loop_s=0.5,
+        graceful_shutdown_timeout_s=30,
+    ).bind(directory, args.engine)
+    return serve.deployment(
+        Gateway,
+        name="Gateway",
+        num_replicas=args.gateways,
+        max_ongoing_requests=MAX_ONGOING_REQUESTS,
+        ray_actor_options={"num_cpus": 0},  # waits more than it computes, and must fit beside an instance on a small machine
+        health_check_period_s=5,
+        health_check_timeout_s=30,
+        graceful_shutdown_wait_loop_s=0.5,
+        graceful_shutdown_timeout_s=30,
+    ).bind(instances, card, args.gateway, args.engine.stall_timeout_s)

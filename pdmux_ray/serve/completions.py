@@ -1,0 +1,195 @@
+"""What a gateway does for a completion: validate, tokenize, choose an instance, submit, answer. Knows nothing of HTTP paths."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from starlette.responses import JSONResponse, Response
+
+from pdmux_ray.config import GatewayConfig
+from pdmux_ray.errors import ContextLengthError, RequestError
+from pdmux_ray.metrics.catalog import GatewayMetrics
+from pdmux_ray.serve.answer import Answer, outcome
+from pdmux_ray.serve.generation import Choice
+from pdmux_ray.serve.links import Link, Links
+from pdmux_ray.serve.openai import ChatRequest, CompletionRequest, parse
+from pdmux_ray.serve.problems import UnknownModelError
+from pdmux_ray.serve.replies import ChatReply, CompletionReply, Reply
+from pdmux_ray.serve.sse import EventStream
+from pdmux_ray.text.stream import TextStream
+from pdmux_ray.text.tokenizer import Tokenizer
+from pdmux_ray.types import NewRequest
+
+INLINE_CHARS = 4096  # longer texts are tokenized in a thread; shorter ones take about a millisecond, less than the hop is worth
+COMPLETION_MAX_TOKENS = 16  # OpenAI's default for /v1/completions
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCard:
+    """The model as this server offers it."""
+
+    name: str
+    directory: Path
+    created: int  # seconds since the epoch; when the application was built
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A valid request: what is asked, as token ids."""
+
+    endpoint: str
+    body: ChatRequest | CompletionRequest
+    prompts: list[list[int]]
+    default_max_tokens: int | None  # None: what the context leaves
+    reply: Reply
+
+
+class Completions:
+    """Both completion endpoints of one gateway."""
+
+    def __init__(
+        self,
+        model: ModelCard,
+        config: GatewayConfig,
+        tokenizer: Tokenizer,
+        links: Links,
+        metrics: GatewayMetrics,
+    ) -> None:
+        self._model = model
+        self._config = config
+        self._tokenizer = tokenizer
+        self._links = links
+        self._metrics = metrics
+        self._request_ids = (f"{links.gateway_id}-{number}" for number in itertools.count())
+
+    async def chat(self, raw: bytes) -> Response:
+        """POST /v1/chat/completions. Raises PdmuxError."""
+        return await self._run("chat", self._chat_job, raw)
+
+    async def complete(self, raw: bytes) -> Response:
+        """POST /v1/completions. Raises PdmuxError."""
+        return await self._run("completions", self._completion_job, raw)
+
+    async def _run(self, endpoint: str, read: Callable[[bytes], Any], raw: bytes) -> Response:
+        arrived_s = time.monotonic()
+        try:
+            job: Job = await read(raw)
+            link, choice = self._links.choose()
+            requests, choices = self._plan(job, link)
+        except BaseException as error:
+            self._metrics.ended(endpoint, outcome(error))
+            raise
+        self._metrics.routed(choice.reason.value)
+        answer = Answer(
+            endpoint,
+            choices,
+            prompt_tokens=sum(map(len, job.prompts)),
+            arrived_s=arrived_s,
+            timeout_s=self._config.request_timeout_s,
+            metrics=self._metrics,
+            leave=partial(self._links.abort, link),
+        )
+        return await self._serve(job, link, requests, answer)
+
+    async def _serve(self, job: Job, link: Link, requests: list[NewRequest], answer: Answer) -> Response:
+        """The head of the answer waits for the first token, so that whatever goes wrong before it has a status of its own."""
+        body, streams = job.body, False
+        try:
+            await answer.start(self._links.submit(link, requests, answer.mailbox))
+            updates = await answer.next()
+            if not body.stream:
+                return JSONResponse(await answer.whole(job.reply, updates))
+            streams = True
+        finally:
+            if not streams:
+                answer.close()
+        return EventStream(answer.chunks(job.reply, updates, body.include_usage))
+
+    async def _chat_job(self, raw: bytes) -> Job:
+        body = self._checked(parse(ChatRequest, raw), 1)
+        messages = [message.as_template_input() for message in body.messages]
+        chars = sum(len(message["content"]) for message in messages)
+        prompt = await self._tokenize(partial(self._tokenizer.chat, messages), chars, "messages")
+        return Job("chat", body, [prompt], self._config.default_max_tokens, self._reply(ChatReply, "chatcmpl", body))
+
+    async def _completion_job(self, raw: bytes) -> Job:
+        body = parse(CompletionRequest, raw)
+        self._checked(body, len(body.prompt))
+        prompts = []
+        for prompt in body.prompt:
+            if isinstance(prompt, str):
+                prompts.append(await self._tokenize(partial(self._tokenizer.encode, prompt), len(prompt), "prompt"))
+            else:
+                prompts.append(prompt)
+        default = self._config.default_max_tokens or COMPLETION_MAX_TOKENS
+        return Job("completions", body, prompts, default, self._reply(CompletionReply, "cmpl", body))
+
+    def _checked(self, body: Any, prompts: int) -> Any:
+        if body.model != self._model.name:
+            raise UnknownModelError(f"The model {body.model!r} does not exist; this server has {self._model.name!r}.", "model")
+        asked = prompts * body.choices_per_prompt
+        if asked > self._config.max_prompts:
+            raise RequestError(f"{asked} outputs are asked for (prompts times n); at most {self._config.max_prompts} are.", "n")
+        return body
+
+    async def _tokenize(self, encode: Callable[[], list[int]], chars: int, param: str) -> list[int]:
+        tokens = encode() if chars <= INLINE_CHARS else await asyncio.to_thread(encode)
+        if not tokens:
+            raise RequestError(f"{param}: the text has no tokens.", param=param)
+        return tokens
+
+    def _reply(self, kind: Any, prefix: str, body: ChatRequest | CompletionRequest) -> Reply:
+        reply: Reply = kind(
+            f"{prefix}-{uuid.uuid4().hex}",
+            self._model.name,
+            int(time.time()),
+            stream=bool(body.stream),
+            usage_asked=body.include_usage,
+            names=self._tokenizer,
+        )
+        return reply
+
+    def _plan(self, job: Job, link: Link) -> tuple[list[NewRequest], list[Choice]]:
+        """Engine requests and choices, aligned: n of each prompt, in order. All go to one instance."""
+        body = job.body
+        requests: list[NewRequest] = []
+        choices: list[Choice] = []
+        for prompt in job.prompts:
+            max_tokens = _max_tokens(body.max_tokens_asked, job.default_max_tokens, len(prompt), link.context_length)
+            for number in range(body.choices_per_prompt):
+                request_id = next(self._request_ids)
+                params = body.sampling(max_tokens, number, link.vocab_size)
+                requests.append(NewRequest(request_id, tuple(prompt), params, sink=self._links.gateway_id))
+                text = TextStream(self._tokenizer, tuple(body.stop), params.min_tokens)
+                choices.append(Choice(len(choices), request_id, text, first_of_prompt=number == 0))
+        return requests, choices
+
+
+def _max_tokens(asked: int | None, default: int | None, prompt_tokens: int, context_tokens: int) -> int:
+    room = context_tokens - prompt_tokens
+    if room < 1:
+        raise ContextLengthError(prompt_tokens, context_tokens)
+    if asked is not None:
+        return asked
+    return min(default, room) if default is not None else room
+
+
+def model_list(model: ModelCard, context_length: Callable[[], int | None]) -> Sequence[dict[str, Any]]:
+    """GET /v1/models"""
+    return [
+        {
+            "id": model.name,
+            "object": "model",
+            "created": model.created,
+            "owned_by": "pdmux-ray",
+            "max_model_len": context_length(),
+        }
+    ]

@@ -1,0 +1,72 @@
+"""The HTTP front as a Serve deployment: CPU only, several replicas, each with its own links to every instance."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from typing import Any
+
+from fastapi import FastAPI
+from ray import serve
+from ray.serve.handle import DeploymentHandle
+from starlette.responses import Response
+
+from pdmux_ray.config import GatewayConfig
+from pdmux_ray.errors import ConfigError
+from pdmux_ray.metrics.catalog import GatewayMetrics
+from pdmux_ray.serve.completions import Completions, ModelCard, model_list
+from pdmux_ray.serve.http import build_http_app
+from pdmux_ray.serve.links import Links
+from pdmux_ray.text.tokenizer import Tokenizer
+
+
+@serve.ingress()
+class Gateway:
+    """Deployment."""
+
+    async def __init__(  # type: ignore[misc]  # Serve awaits it: the links need the replica's event loop
+        self, instances: DeploymentHandle, model: ModelCard, config: GatewayConfig, stall_timeout_s: float
+    ) -> None:
+        gateway_id = uuid.uuid4().hex[:12]
+        self.api_keys = _api_keys(config.api_keys_env)
+        self.max_body_bytes = config.max_body_bytes
+        self._model = model
+        self._links = Links(instances, gateway_id, config.discovery_period_s, stall_timeout_s)
+        self._metrics = GatewayMetrics(gateway_id, self._links.loads)
+        self._completions = Completions(model, config, Tokenizer.load(model.directory), self._links, self._metrics)
+        self._links.start()
+
+    async def __serve_build_asgi_app__(self) -> FastAPI:
+        return build_http_app(self)
+
+    async def chat(self, raw: bytes) -> Response:
+        return await self._completions.chat(raw)
+
+    async def complete(self, raw: bytes) -> Response:
+        return await self._completions.complete(raw)
+
+    def models(self) -> list[dict[str, Any]]:
+        return list(model_list(self._model, self._links.context_length))
+
+    def health(self) -> dict[str, str]:
+        return self._links.troubles() if self._links.by_id else {"all": "no instance is linked yet"}
+
+    def exposition(self) -> bytes:
+        return self._metrics.exposition()
+
+    async def __del__(self) -> None:
+        if hasattr(self, "_links"):  # not when the constructor failed
+            await self._links.close()
+
+
+def _api_keys(variable: str | None) -> frozenset[bytes]:
+    """Keys are read here, in the replica, and never travel through a config. Raises ConfigError."""
+    if variable is None:
+        return frozenset()
+    keys = frozenset(key.strip().encode() for key in os.environ.get(variable, "").split(",") if key.strip())
+    if not keys:
+        raise ConfigError(
+            f"gateway.api_keys_env names {variable}, but that variable holds no key where the gateway runs. Set it "
+            "(comma-separated keys) in the environment in which Ray is started."
+        )
+    return keys

@@ -1,0 +1,72 @@
+"""One output of an HTTP request: from its engine's events to the text, log probabilities and counts that its client sees."""
+
+from __future__ import annotations
+
+from typing import Protocol, TypeAlias
+
+from pdmux_ray.serve.wire import Event
+from pdmux_ray.types import FinishReason
+
+# (token id, its log probability, ((token id, log probability) of the best, ...))
+LogprobEntry: TypeAlias = tuple[int, float, tuple[tuple[int, float], ...]]
+
+_STOP = FinishReason.STOP.value
+
+
+class Text(Protocol):
+    """`pdmux_ray.text.stream.TextStream`, as far as it is needed here."""
+
+    stopped: bool
+
+    def push(self, token_id: int) -> str: ...
+
+    def finish(self) -> str: ...
+
+
+class Choice:
+    """Owner: one HTTP request. `take` is called with the events of one engine request, in order, until `finish` is set.
+
+    A token that ends the answer by itself (end of sequence, a stop token id) counts but has no text and no log probability.
+    """
+
+    __slots__ = ("_text", "cached_tokens", "completion_tokens", "finish", "first_of_prompt", "index", "logprobs", "request_id")
+
+    def __init__(self, index: int, request_id: str, text: Text, first_of_prompt: bool = True) -> None:
+        self.index = index
+        self.first_of_prompt = first_of_prompt  # its cached tokens count; the prompt's other choices hit what it cached
+        self.request_id = request_id
+        self.completion_tokens = 0
+        self.cached_tokens = 0
+        self.finish: str | None = None  # set once, by the event or the stop string that ended it
+        self.logprobs: list[LogprobEntry] = []  # not yet fetched by take_logprobs
+        self._text = text
+
+    def take(self, event: Event) -> str:
+        """The text that may be shown now. Sets `finish`."""
+        if len(event) == 2:
+            return self._push(event[1])
+        _, token, logprobs, finish, _, cached_tokens = event
+        if cached_tokens is not None:
+            self.cached_tokens = cached_tokens
+        shown = ""
+        if token is not None and finish == _STOP:
+            self.completion_tokens += 1
+        elif token is not None:
+            if logprobs is not None:
+                self.logprobs.append((token, *logprobs))
+            shown = self._push(token)
+        if finish is not None and self.finish is None:
+            shown += self._text.finish()
+            self.finish = _STOP if self._text.stopped else finish
+        return shown
+
+    def take_logprobs(self) -> list[LogprobEntry]:
+        entries, self.logprobs = self.logprobs, []
+        return entries
+
+    def _push(self, token: int) -> str:
+        self.completion_tokens += 1
+        shown = self._text.push(token)
+        if self._text.stopped:
+            self.finish = _STOP
+        return shown

@@ -1,0 +1,133 @@
+"""The HTTP surface of a gateway: paths, keys, body limit, and every error in OpenAI's shape."""
+
+from __future__ import annotations
+
+import hmac
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol
+
+from fastapi import Depends, FastAPI, Request
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.exceptions import HTTPException
+
+from pdmux_ray import __version__
+from pdmux_ray.serve.problems import BodyTooLargeError, KeyRefusedError, Problem, UnknownModelError, from_status, problem
+
+Handler = Callable[[bytes], Awaitable[Response]]
+
+
+class Backend(Protocol):
+    """What the HTTP surface needs of its gateway."""
+
+    api_keys: frozenset[bytes]
+    max_body_bytes: int
+
+    async def chat(self, raw: bytes) -> Response: ...
+
+    async def complete(self, raw: bytes) -> Response: ...
+
+    def models(self) -> list[dict[str, Any]]: ...
+
+    def health(self) -> dict[str, str]:
+        """What is wrong, by instance; empty when all is well."""
+
+    def exposition(self) -> bytes: ...
+
+
+def build_http_app(gateway: Backend) -> FastAPI:
+    """Open to everyone: /health and /version. All else, also /metrics (it tells how much traffic there is), asks for a key
+    when keys are configured."""
+    app = FastAPI(title="pdmux-ray", version=__version__, openapi_url=None)
+    app.add_exception_handler(Exception, _on_error)
+    app.add_exception_handler(HTTPException, _on_http_exception)
+    keyed = [Depends(_key_check(gateway.api_keys))]
+
+    async def chat(request: Request) -> Response:
+        return await _answer(gateway.chat, request, gateway.max_body_bytes)
+
+    async def complete(request: Request) -> Response:
+        return await _answer(gateway.complete, request, gateway.max_body_bytes)
+
+    async def models() -> dict[str, Any]:
+        return {"object": "list", "data": gateway.models()}
+
+    async def model(model_id: str) -> Response:
+        for card in gateway.models():
+            if card["id"] == model_id:
+                return JSONResponse(card)
+        return _response(problem(UnknownModelError(f"The model {model_id!r} does not exist.", "model")))
+
+    async def health() -> Response:
+        troubles = gateway.health()
+        if troubles:
+            return JSONResponse({"status": "unhealthy", "instances": troubles}, 503)
+        return JSONResponse({"status": "ok"})
+
+    async def version() -> dict[str, str]:
+        return {"version": __version__}
+
+    async def metrics() -> Response:
+        return PlainTextResponse(gateway.exposition(), media_type=CONTENT_TYPE_LATEST)
+
+    options: dict[str, Any] = {"response_model": None}
+    app.add_api_route("/v1/chat/completions", chat, methods=["POST"], dependencies=keyed, **options)
+    app.add_api_route("/v1/completions", complete, methods=["POST"], dependencies=keyed, **options)
+    app.add_api_route("/v1/models", models, dependencies=keyed, **options)
+    app.add_api_route("/v1/models/{model_id:path}", model, dependencies=keyed, **options)
+    app.add_api_route("/metrics", metrics, dependencies=keyed, **options)
+    app.add_api_route("/health", health, **options)
+    app.add_api_route("/version", version, **options)
+    return app
+
+
+async def _answer(handler: Handler, request: Request, max_body_bytes: int) -> Response:
+    try:
+        return await handler(await _body(request, max_body_bytes))
+    except Exception as error:
+        known = problem(error)
+        if known.status == 500:
+            raise
+        return _response(known)
+
+
+async def _body(request: Request, max_bytes: int) -> bytes:
+    """Reads the body as far as it is allowed to be long. Raises BodyTooLargeError before it is read whole."""
+    too_large = BodyTooLargeError(f"The body is larger than {max_bytes} bytes, the limit of this server.")
+    declared = request.headers.get("content-length", "")
+    if declared.isdigit() and int(declared) > max_bytes:
+        raise too_large
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > max_bytes:
+            raise too_large
+    return bytes(body)
+
+
+def _key_check(keys: frozenset[bytes]) -> Callable[[Request], Awaitable[None]]:
+    async def check(request: Request) -> None:
+        if not keys:
+            return
+        given = request.headers.get("authorization", "").removeprefix("Bearer ").encode("latin-1")
+        # Every key is compared, in constant time, so that the time taken tells nothing.
+        if not sum(hmac.compare_digest(given, key) for key in keys):
+            raise KeyRefusedError("A valid API key is needed: send it as `Authorization: Bearer <key>`.")
+
+    return check
+
+
+async def _on_http_exception(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    detail = f"{error.detail}: {request.method} {request.url.path}"
+    return _response(from_status(error.status_code, detail, dict(error.headers or {})))
+
+
+async def _on_error(request: Request, error: Exception) -> Response:
+    return _response(problem(error))
+
+
+def _response(known: Problem) -> Response:
+    # ASCII, because a message may quote text of the client's that is no valid Unicode.
+    return Response(json.dumps(known.body()), known.status, known.headers, "application/json")

@@ -1,0 +1,259 @@
+"""The bodies of OpenAI's completion endpoints as they come in. Knows nothing of HTTP, ray or the engine.
+
+Nothing is silent. A field is one of four kinds: supported (it is in the model below, with its range), inert (it asks for
+nothing that would change the answer and is dropped: `INERT`), unsupported (refused unless it has the value that switches it
+off: `UNSUPPORTED`), or unknown (refused by name, as OpenAI does). `null` always means "not given".
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from pdmux_ray.errors import RequestError
+from pdmux_ray.types import MAX_LOGPROBS, SamplingParams
+
+INERT = frozenset(
+    {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"}
+)
+
+# Field -> the values that ask for nothing.
+UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+    "logit_bias": ({},),
+    "best_of": (1,),
+    "suffix": ("",),
+    "echo": (False,),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "parallel_tool_calls": (True, False),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
+    "audio": (),
+    "prediction": (),
+    "reasoning_effort": ("none",),
+    "verbosity": (),
+    "web_search_options": (),
+}
+
+MAX_STOP_STRINGS = 16
+
+Count = Annotated[int, Field(ge=1)]
+
+
+class StreamOptions(BaseModel):
+    """`include_obfuscation` pads OpenAI's own chunks against traffic analysis; here there is nothing to switch off."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    include_usage: bool | None = None
+    include_obfuscation: Literal[False] | None = None
+
+
+class _Body(BaseModel):
+    """What both endpoints share. Sampling ranges are `SamplingParams`' own."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", protected_namespaces=())
+
+    model: str
+    n: Annotated[int, Field(ge=1, le=128)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    stop: list[str] = []
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    seed: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    # Beyond OpenAI, under the names vLLM gave them.
+    top_k: int | None = None  # -1 and 0: off
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    min_tokens: int | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: list[int] | None = None
+
+    @field_validator("stop", mode="before")
+    @classmethod
+    def _stop_is_a_list(cls, value: Any) -> Any:
+        strings = [] if value is None else [value] if isinstance(value, str) else value
+        if not isinstance(strings, list) or not all(isinstance(s, str) and s for s in strings):
+            raise ValueError("must be a non-empty string or a list of them")
+        if len(strings) > MAX_STOP_STRINGS:
+            raise ValueError(f"takes at most {MAX_STOP_STRINGS} strings, got {len(strings)}")
+        return strings
+
+    @field_validator("stop_token_ids")
+    @classmethod
+    def _token_ids_are_not_negative(cls, value: list[int] | None) -> list[int] | None:
+        if value and min(value) < 0:
+            raise ValueError("must not be negative")
+        return value
+
+    @property
+    def choices_per_prompt(self) -> int:
+        return self.n or 1
+
+    @property
+    def include_usage(self) -> bool:
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def top_logprobs_asked(self) -> int | None:
+        """None: no logprobs at all; otherwise how many alternatives beside the chosen token."""
+        raise NotImplementedError
+
+    @property
+    def max_tokens_asked(self) -> int | None:
+        return self.max_tokens
+
+    def sampling(self, max_tokens: int, choice: int, vocab_size: int) -> SamplingParams:
+        """The n choices of a prompt differ in their seed alone. Raises RequestError."""
+        seed = self.seed if self.seed is not None else random.getrandbits(62)
+        if self.stop_token_ids and max(self.stop_token_ids) >= vocab_size:
+            raise RequestError(f"stop_token_ids must be below the vocabulary size, {vocab_size}.", param="stop_token_ids")
+        given: dict[str, Any] = {
+            name: getattr(self, name)
+            for name in (
+                "min_tokens", "temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
+                "ignore_eos",
+            )
+            if getattr(self, name) is not None
+        }  # fmt: skip
+        return SamplingParams(
+            max_tokens=max_tokens,
+            top_k=0 if self.top_k in (None, -1) else self.top_k,
+            seed=(seed + choice) % 2**63 if choice else seed,
+            stop_token_ids=tuple(self.stop_token_ids or ()),
+            logprobs=self.top_logprobs_asked,
+            **given,
+        )
+
+
+class ChatMessage(BaseModel):
+    """A message of text. `content` as a list of parts is joined; every other kind of part is refused."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str
+    name: str | None = None
+
+    @field_validator("content", mode="before")
+    @classmethod
+    def _content_is_text(cls, value: Any) -> Any:
+        if not isinstance(value, list):
+            return "" if value is None else value
+        for number, part in enumerate(value):
+            if not (isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)):
+                raise ValueError(f'part {number} is not {{"type": "text", "text": ...}}; only text is supported')
+        return "".join(part["text"] for part in value)
+
+    def model_post_init(self, context: Any) -> None:
+        for key, value in (self.model_extra or {}).items():
+            if value not in (None, [], ""):  # clients send answers back whole, with their empty fields
+                raise ValueError(f"the field {key!r} of a message is not supported")
+
+    def as_template_input(self) -> dict[str, str]:
+        message = {"role": "system" if self.role == "developer" else self.role, "content": self.content}
+        return message | ({"name": self.name} if self.name else {})
+
+
+class ChatRequest(_Body):
+    """POST /v1/chat/completions"""
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+
+    @property
+    def top_logprobs_asked(self) -> int | None:
+        if not self.logprobs:
+            if self.top_logprobs:
+                raise RequestError("top_logprobs needs logprobs to be true.", param="top_logprobs")
+            return None
+        return self.top_logprobs or 0
+
+    @property
+    def max_tokens_asked(self) -> int | None:
+        new, old = self.max_completion_tokens, self.max_tokens
+        if new is not None and old is not None and new != old:
+            raise RequestError("max_tokens and max_completion_tokens contradict each other.", param="max_completion_tokens")
+        return new if new is not None else old
+
+
+class CompletionRequest(_Body):
+    """POST /v1/completions"""
+
+    prompt: list[str | list[int]]  # as sent: a string, a list of strings, token ids, or a list of token ids
+    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+
+    @field_validator("prompt", mode="before")
+    @classmethod
+    def _prompt_is_a_list_of_prompts(cls, value: Any) -> Any:
+        if isinstance(value, str) or (isinstance(value, list) and value and type(value[0]) is int):
+            value = [value]
+        if not isinstance(value, list) or not all(_is_text(p) or _is_token_ids(p) for p in value):
+            raise ValueError("must be a string, a list of strings, a list of token ids or a list of lists of token ids")
+        if not value or not all(value):
+            raise ValueError("must not be empty")
+        return value
+
+    @property
+    def top_logprobs_asked(self) -> int | None:
+        return self.logprobs
+
+
+Request = TypeVar("Request", ChatRequest, CompletionRequest)
+
+
+def parse(kind: type[Request], raw: bytes) -> Request:
+    """Reads a body. Raises RequestError that names the field."""
+    try:
+        body = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"The body is not valid JSON: {error}") from None
+    if not isinstance(body, dict):
+        raise RequestError("The body must be a JSON object.")
+    try:
+        return kind.model_validate(_screen(kind, body))
+    except ValidationError as error:
+        first = error.errors()[0]
+        param = _path(first["loc"])
+        message = first["msg"].removeprefix("Value error, ")
+        raise RequestError(f"{param}: {message}" if param else message, param=param or None) from None
+
+
+def _screen(kind: type[Request], body: dict[str, Any]) -> dict[str, Any]:
+    """Drops inert fields; refuses unsupported and unknown ones."""
+    kept = {}
+    for name, value in body.items():
+        if name in kind.model_fields:
+            kept[name] = value
+        elif name in UNSUPPORTED:
+            if value is not None and not any(type(value) is type(off) and value == off for off in UNSUPPORTED[name]):
+                raise RequestError(f"{name} is not supported by this server; leave it out.", param=name)
+        elif name not in INERT:
+            raise RequestError(f"Unrecognized request argument: {name}", param=name)
+    return kept
+
+
+def _path(location: tuple[int | str, ...]) -> str:
+    path = ""
+    for part in location:
+        path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else part
+    return path
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_token_ids(value: Any) -> bool:
+    return isinstance(value, list) and all(type(token) is int for token in value)
