@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pdmux_ray.errors import ConfigError, RequestError
+from pdmux_ray.model.context import context_length
 
 if TYPE_CHECKING:
     import tokenizers
@@ -25,7 +26,7 @@ class Tokenizer:
         self.backend: tokenizers.Tokenizer = hf.backend_tokenizer
         self.vocab_size = vocab_size  # rows of the model's embedding: ids 0 .. vocab_size - 1 are valid
         self.eos_token_ids = eos_token_ids  # any of them ends an answer
-        self.context_length = context_length  # what the model states (max_position_embeddings)
+        self.context_length = context_length  # what the model states (pdmux_ray.model.context)
 
     @classmethod
     def load(cls, model_dir: Path) -> Tokenizer:
@@ -33,20 +34,21 @@ class Tokenizer:
 
         Raises ConfigError.
         """
-        from transformers import AutoTokenizer
+        from transformers import AutoConfig, AutoTokenizer
 
-        config = _read_json(model_dir / "config.json")
+        if not (model_dir / "config.json").is_file():
+            raise ConfigError(f"{model_dir} has no config.json")
+        options = {"local_files_only": True, "trust_remote_code": False}
         try:
-            hf = AutoTokenizer.from_pretrained(str(model_dir), local_files_only=True, trust_remote_code=False)
-        except (OSError, ValueError, KeyError) as error:
+            config = AutoConfig.from_pretrained(str(model_dir), **options)
+            hf = AutoTokenizer.from_pretrained(str(model_dir), **options)
+            vocab_size, context = int(config.vocab_size), context_length(config)
+        except (OSError, ValueError, LookupError, AttributeError) as error:
             raise ConfigError(f"cannot load the tokenizer in {model_dir}: {error}") from error
         if not hf.is_fast:
             raise ConfigError(f"{model_dir} has no fast tokenizer (tokenizer.json); only fast tokenizers are supported")
-        try:
-            vocab_size, context_length = int(config["vocab_size"]), int(config["max_position_embeddings"])
-        except KeyError as error:
-            raise ConfigError(f"{model_dir / 'config.json'} lacks {error}") from None
-        return cls(hf, vocab_size, _eos_token_ids(model_dir, config, hf.eos_token_id), context_length)
+        eos = _eos_token_ids(model_dir, config.eos_token_id, hf.eos_token_id)
+        return cls(hf, vocab_size, eos, context)
 
     @property
     def has_chat_template(self) -> bool:
@@ -134,20 +136,11 @@ def _byte_of_char() -> dict[str, bytes]:
 _BYTE_OF_CHAR = _byte_of_char()
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def _eos_token_ids(model_dir: Path, *also: int | list[int] | None) -> frozenset[int]:
+    """Every end-of-sequence id that generation_config.json or `also` names (an int, a list, or none)."""
+    path = model_dir / "generation_config.json"
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        named = (json.loads(path.read_text(encoding="utf-8")).get("eos_token_id"), *also) if path.is_file() else also
+    except (OSError, ValueError, AttributeError) as error:
         raise ConfigError(f"cannot read {path}: {error}") from None
-    if not isinstance(content, dict):
-        raise ConfigError(f"{path} is not a JSON object")
-    return content
-
-
-def _eos_token_ids(model_dir: Path, config: Mapping[str, Any], tokenizer_eos: int | None) -> frozenset[int]:
-    """Every end-of-sequence id that generation_config.json, config.json or the tokenizer names (an int, a list, or none)."""
-    generation = model_dir / "generation_config.json"
-    named = [_read_json(generation).get("eos_token_id") if generation.exists() else None]
-    named += [config.get("eos_token_id"), tokenizer_eos]
-    ids = [i for value in named if value is not None for i in (value if isinstance(value, list) else [value])]
-    return frozenset(int(i) for i in ids)
+    return frozenset(i for value in named if value is not None for i in (value if isinstance(value, list) else [value]))

@@ -18,7 +18,7 @@ TEMPLATE = (
     "{% for m in messages %}{% if m['role'] == 'tool' %}{{ raise_exception('tools are not for me') }}{% endif %}"
     "[{{ m['role'] }}]{{ m['content'] }}<eos>{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
 )
-CONFIG = {"vocab_size": 400, "max_position_embeddings": 128, "eos_token_id": 7}
+CONFIG = {"model_type": "llama", "vocab_size": 400, "max_position_embeddings": 128, "eos_token_id": 7}
 
 
 @pytest.fixture
@@ -54,6 +54,12 @@ def test_every_file_that_names_an_end_token_is_heard(model_dir: Path) -> None:
     assert Tokenizer.load(model_dir).eos_token_ids == {7, eos}
     (model_dir / "generation_config.json").write_text(json.dumps({"eos_token_id": [8, 9]}))
     assert Tokenizer.load(model_dir).eos_token_ids == {7, 8, 9, eos}
+
+
+def test_a_context_stretched_by_rope_scaling_counts_as_the_models(tmp_path: Path) -> None:
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
+    write_model(tmp_path, byte_level(), rope_scaling=yarn)
+    assert Tokenizer.load(tmp_path).context_length == 512
 
 
 def test_a_chat_follows_the_models_template(model_dir: Path) -> None:
@@ -112,6 +118,6 @@ def test_a_directory_without_a_config_is_a_config_error(tmp_path: Path) -> None:
 
 
 def test_a_directory_without_a_tokenizer_is_a_config_error(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(CONFIG | {"model_type": "llama"}))
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     with pytest.raises(ConfigError, match="tokenizer"):
         Tokenizer.load(tmp_path)
