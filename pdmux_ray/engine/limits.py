@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pdmux_ray.config import EngineConfig
 from pdmux_ray.policy.batching import BatchLimits
 from pdmux_ray.types import Mode
 
@@ -26,3 +27,19 @@ class EngineLimits:
     @property
     def batch(self) -> BatchLimits:
         return BatchLimits(self.mode, self.chunk_tokens, self.max_prefill_tokens, self.max_batch)
+
+
+def resolve_limits(config: EngineConfig, context_length: int, vocab_size: int, eos_token_ids: frozenset[int]) -> EngineLimits:
+    """The configuration's limits for a model with these properties; `context_length` stands in for an unset one."""
+    return EngineLimits(
+        context_length=config.context_length or context_length,
+        vocab_size=vocab_size,
+        eos_token_ids=eos_token_ids,
+        mode=config.mode,
+        chunk_tokens=config.chunk_tokens,
+        max_prefill_tokens=config.max_prefill_tokens,
+        max_batch=config.max_batch,
+        max_waiting=config.max_waiting,
+        prefix_cache=config.prefix_cache,
+        stall_timeout_s=config.stall_timeout_s,
+    )

@@ -10,7 +10,8 @@ from typing import Any
 
 from pdmux_ray.config import EngineConfig
 from pdmux_ray.device.base import build_runner
-from pdmux_ray.engine.engine import Engine, EngineLimits
+from pdmux_ray.engine.engine import Engine
+from pdmux_ray.engine.limits import resolve_limits
 from pdmux_ray.errors import InstanceUnavailableError, PdmuxError
 from pdmux_ray.serve import wire
 from pdmux_ray.serve.pinned import own_replica_id
@@ -49,7 +50,8 @@ class Instance:
         self._sinks: dict[str, Sink] = {}
         self._seen_s: dict[str, float] = {}  # gateway id -> when it last called `describe`
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._engine = Engine(build_runner(model_dir, config), _limits(tokenizer, config), self._publish)
+        limits = resolve_limits(config, tokenizer.context_length, tokenizer.vocab_size, tokenizer.eos_token_ids)
+        self._engine = Engine(build_runner(model_dir, config), limits, self._publish)
         self._engine.start()
 
     async def describe(self, gateway_id: str) -> dict[str, Any]:
@@ -131,18 +133,3 @@ async def _wait(event: asyncio.Event, timeout_s: float) -> None:
             await event.wait()
     except TimeoutError:
         pass
-
-
-def _limits(tokenizer: Tokenizer, config: EngineConfig) -> EngineLimits:
-    return EngineLimits(
-        context_length=config.context_length or tokenizer.context_length,
-        vocab_size=tokenizer.vocab_size,
-        eos_token_ids=tokenizer.eos_token_ids,
-        mode=config.mode,
-        chunk_tokens=config.chunk_tokens,
-        max_prefill_tokens=config.max_prefill_tokens,
-        max_batch=config.max_batch,
-        max_waiting=config.max_waiting,
-        prefix_cache=config.prefix_cache,
-        stall_timeout_s=config.stall_timeout_s,
-    )

@@ -1,0 +1,142 @@
+"""`pdmux`: the command line. Importing this module is light; each command imports what it needs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import secrets
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pdmux_ray import __version__
+from pdmux_ray.errors import ConfigError, PdmuxError
+
+if TYPE_CHECKING:
+    from pdmux_ray.config import AppConfig
+    from pdmux_ray.generate import Completion
+    from pdmux_ray.types import SamplingParams
+
+# (flag, type, help): one for each field of SamplingParams that a person sets; unset ones keep the field's default.
+_SAMPLING: tuple[tuple[str, type, str], ...] = (
+    ("min-tokens", int, "tokens before an end token or stop string counts"),
+    ("temperature", float, "0 is greedy; default 1"),
+    ("top-p", float, "keep the likeliest tokens that reach this probability together"),
+    ("top-k", int, "keep this many tokens; 0: all"),
+    ("min-p", float, "keep tokens at least this likely, relative to the likeliest"),
+    ("seed", int, "same seed, same text; default: drawn"),
+    ("repetition-penalty", float, "over 1 makes tokens seen before less likely"),
+    ("presence-penalty", float, "-2 to 2, once for a token generated before"),
+    ("frequency-penalty", float, "-2 to 2, for each time a token was generated before"),
+    ("logprobs", int, "log probabilities of the chosen token and of this many others (with --json)"),
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns the exit code: 0, 2 for a wrong argument, config or request (one line on stderr), 130 when interrupted."""
+    args = _parser().parse_args(argv)
+    try:
+        return int(args.run(args))
+    except PdmuxError as error:
+        print(f"pdmux: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="pdmux", description="LLM serving on Ray Serve. `scripts/serve` starts a server.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    _add_generate(commands.add_parser("generate", help="answer prompts offline, without Ray"))
+    config = commands.add_parser("config", help="look at config files").add_subparsers(required=True, metavar="ACTION")
+    check = config.add_parser("check", help="check a Serve config file and print every value it leads to")
+    check.add_argument("file", type=Path)
+    check.set_defaults(run=_config_check)
+    commands.add_parser("version", help="print the version").set_defaults(run=_version)
+    return parser
+
+
+def _add_generate(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(run=_generate)
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument("--config", type=Path, metavar="FILE", help="take model and engine from a Serve config file")
+    source.add_argument("--model", default="demo", help="'demo' (the default), a Hugging Face directory, or a hub id")
+    parser.add_argument("--prompt", action="append", metavar="TEXT", help="may be repeated; default: all of standard input")
+    parser.add_argument("--chat", action="store_true", help="the prompt is a user's message: apply the model's chat template")
+    parser.add_argument("--json", action="store_true", help="one JSON object a line for each prompt, when all are done")
+    sampling = parser.add_argument_group("sampling")
+    sampling.add_argument("--max-tokens", type=int, default=256, metavar="N", help="default 256")
+    for flag, kind, text in _SAMPLING:
+        sampling.add_argument(f"--{flag}", type=kind, metavar="N" if kind is int else "X", help=text)
+    sampling.add_argument("--stop", action="append", default=[], metavar="TEXT", help="stop string; may be repeated")
+    sampling.add_argument("--stop-token-id", action="append", type=int, default=[], metavar="N", help="may be repeated")
+    sampling.add_argument("--ignore-eos", action="store_true", help="go on after an end token")
+
+
+def _version(args: argparse.Namespace) -> int:
+    print(f"pdmux-ray {__version__}")
+    return 0
+
+
+def _config_check(args: argparse.Namespace) -> int:
+    import yaml
+
+    from pdmux_ray.config import load_app_config
+
+    config = load_app_config(args.file)
+    print(f"# {args.file} is valid; with the defaults filled in:")
+    print(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False), end="")
+    return 0
+
+
+def _generate(args: argparse.Namespace) -> int:
+    config, params = _app_config(args), _sampling_params(args)
+    prompts: list[str] = args.prompt or [sys.stdin.read().removesuffix("\n")]
+    from pdmux_ray.generate import Generator
+
+    with Generator(config) as generator:
+        inputs = [generator.tokenizer.chat([{"role": "user", "content": p}]) for p in prompts] if args.chat else prompts
+        live = len(prompts) == 1 and not args.json
+        completions = generator.generate(inputs, params, tuple(args.stop), on_text=_print_now if live else None)
+    for completion in completions:
+        print(json.dumps(_as_json(completion)) if args.json else "" if live else completion.text)
+    return 0
+
+
+def _print_now(index: int, text: str) -> None:
+    print(text, end="", flush=True)
+
+
+def _app_config(args: argparse.Namespace) -> AppConfig:
+    from pdmux_ray.config import load_app_config, parse_app_config
+
+    return load_app_config(args.config) if args.config else parse_app_config({"model": args.model})
+
+
+def _sampling_params(args: argparse.Namespace) -> SamplingParams:
+    from pdmux_ray.types import SamplingParams
+
+    names = [flag.replace("-", "_") for flag, _, _ in _SAMPLING]
+    given: dict[str, Any] = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+    given.setdefault("seed", secrets.randbits(63))
+    if "logprobs" in given and not args.json:
+        raise ConfigError("--logprobs needs --json: there is no other place to show them")
+    return SamplingParams(
+        max_tokens=args.max_tokens, stop_token_ids=tuple(args.stop_token_id), ignore_eos=args.ignore_eos, **given
+    )
+
+
+def _as_json(completion: Completion) -> dict[str, Any]:
+    return {
+        "text": completion.text,
+        "finish_reason": completion.finish.value if completion.finish else None,
+        "prompt_tokens": completion.prompt_tokens,
+        "cached_tokens": completion.cached_tokens,
+        "token_ids": completion.token_ids,
+        "logprobs": [{"logprob": entry.logprob, "top": entry.top} for entry in completion.logprobs],
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())
