@@ -7,11 +7,9 @@ It is the `EngineView` that `policy.batching.plan_step` reads. Everything here r
 
 from __future__ import annotations
 
-from bisect import insort
 from collections import deque
 from collections.abc import Iterable, Sequence
 from itertools import pairwise, repeat
-from operator import attrgetter
 
 from pdmux_ray.engine.counters import Counters
 from pdmux_ray.engine.limits import EngineLimits
@@ -23,8 +21,6 @@ from pdmux_ray.policy.batching import plan_step
 from pdmux_ray.policy.decisions import Chunk, StepPlan, StepReason
 from pdmux_ray.policy.views import RequestView
 from pdmux_ray.types import FinishReason, Phase, TokenEvent, TokenLogprobs
-
-_ARRIVAL = attrgetter("arrival")
 
 
 class Scheduler:
@@ -155,7 +151,7 @@ class Scheduler:
             )
         request.start(hit, self.pool)
         request.move(Phase.PREFILL, now)
-        insort(self.prefilling, request, key=_ARRIVAL)
+        self.prefilling.append(request)
         self.counters.prefix_hit_tokens += hit.tokens
         return request
 
@@ -188,7 +184,7 @@ class Scheduler:
                 continue
             self.prefilling.remove(request)
             request.move(Phase.DECODE, now)
-            insort(self.decoding, request, key=_ARRIVAL)
+            self.decoding.append(request)  # in order: whoever decodes already is older
             token, logprob = next(sampled)
             self._append(request, token, logprob, now)
 

@@ -11,7 +11,7 @@ import pytest
 
 from pdmux_ray.clock import Clock, VirtualClock, WallClock
 from pdmux_ray.engine.engine import Engine, EngineLimits
-from pdmux_ray.engine.runner import Runner, StepOutput
+from pdmux_ray.engine.runner import Runner, StepBatch, StepOutput
 from pdmux_ray.errors import InstanceUnavailableError, IntegrityError, QueueFullError
 from pdmux_ray.types import FinishReason, Mode, NewRequest
 
@@ -53,6 +53,16 @@ class LyingRunner(StrictRunner):
         output = super().collect()
         output.tokens.append(0)
         return output
+
+
+class VandalRunner(StrictRunner):
+    """Writes a page that nobody holds into a request's page table."""
+
+    def launch(self, batch: StepBatch) -> None:
+        super().launch(batch)
+        pages = batch.prefills[0].sequence.pages
+        assert isinstance(pages, list)
+        pages.append(63)
 
 
 class SlowRunner(StrictRunner):
@@ -200,6 +210,18 @@ def test_a_broken_invariant_stops_the_engine_loudly(worlds: Worlds, caplog: pyte
     assert "invariant" in caplog.text
     with pytest.raises(InstanceUnavailableError, match="broken"):
         engine.submit(request("late"))
+
+
+def test_requests_are_told_once_even_when_their_pages_cannot_be_freed(worlds: Worlds) -> None:
+    engine, log = worlds(runner=lambda clock: VandalRunner(64, PAGE, 0.0, 0.0, clock, vocab_size=VOCAB), clock=WallClock())
+    for name in ("a", "b", "c"):
+        engine.submit(request(name, max_tokens=1))
+    engine.start()
+    log.wait_for_ends("abc")
+    assert "does not hold" in (engine.problem() or "")
+    engine.close()
+    engine.close()
+    assert [len(log.events[name]) for name in "abc"] == [1, 1, 1]
 
 
 def test_a_broken_invariant_reaches_who_steps_by_hand(worlds: Worlds) -> None:

@@ -62,6 +62,30 @@ def test_a_chunk_of_any_size_gives_the_same_tokens(worlds: Worlds, chunk_tokens:
     run(worlds, requests, mode=Mode.CHUNKED, chunk_tokens=chunk_tokens)
 
 
+def test_a_prompt_aborted_half_way_leaves_only_computed_pages_in_the_prefix_cache(worlds: Worlds) -> None:
+    engine, log = worlds(limits(mode=Mode.CHUNKED, chunk_tokens=6))
+    engine.submit(request("first", [1] * 40))
+    engine.step()
+    engine.step()
+    engine.abort(["first"])
+    second = request("second", [1] * 40)
+    engine.submit(second)
+    drain(engine)
+    assert log.events["second"][0].cached_tokens == 12
+    assert log.tokens("second") == expected(second, engine.limits)[0]
+
+
+def test_pages_that_a_request_finds_again_after_a_preemption_are_not_reported_as_cached(worlds: Worlds) -> None:
+    engine, log = worlds(limits(mode=Mode.CHUNKED, chunk_tokens=5), pages=12)
+    engine.submit(request("old", [1] * 4, max_tokens=20))
+    engine.step()
+    engine.submit(request("new", [2] * 39))
+    drain(engine)
+    assert engine.counters.preemptions > 0
+    assert engine.counters.prefix_hit_tokens > 0
+    assert log.events["new"][0].cached_tokens == 0
+
+
 def test_decodes_go_on_while_a_long_prompt_is_computed_in_chunks(worlds: Worlds) -> None:
     engine, log = worlds(limits(mode=Mode.CHUNKED, chunk_tokens=5))
     engine.submit(request("short", [1], max_tokens=12))

@@ -188,8 +188,8 @@ def test_a_decode_that_is_newer_than_a_prefill_is_preempted_first() -> None:
 
 
 def test_a_preempted_request_no_longer_asks_for_a_page_itself() -> None:
-    view = View(free_pages=1, decoding=[decoding("a", 17, arrival=1), decoding("b", 17, arrival=2)])
-    assert plan_step(view, limits(FIRST)).preempt == ("b",)
+    running = [decoding("a", 17, arrival=1), decoding("b", 17, arrival=2)]
+    assert plan_step(View(free_pages=1, decoding=running, shared_pages=1), limits(FIRST)).preempt == ("b",)
 
 
 def test_preempting_one_sharer_does_not_free_the_shared_pages() -> None:
