@@ -212,16 +212,25 @@ def test_a_broken_invariant_stops_the_engine_loudly(worlds: Worlds, caplog: pyte
         engine.submit(request("late"))
 
 
-def test_requests_are_told_once_even_when_their_pages_cannot_be_freed(worlds: Worlds) -> None:
-    engine, log = worlds(runner=lambda clock: VandalRunner(64, PAGE, 0.0, 0.0, clock, vocab_size=VOCAB), clock=WallClock())
+def test_requests_are_told_once_even_when_their_pages_cannot_be_freed() -> None:
+    clock, log = VirtualClock(), Log()
+    engine = Engine(VandalRunner(64, PAGE, 0.0, 0.0, clock, vocab_size=VOCAB), limits(), log, clock)
     for name in ("a", "b", "c"):
         engine.submit(request(name, max_tokens=1))
-    engine.start()
-    log.wait_for_ends("abc")
-    assert "does not hold" in (engine.problem() or "")
+    with pytest.raises(IntegrityError, match="does not hold"):
+        engine.step()
     engine.close()
     engine.close()
-    assert [len(log.events[name]) for name in "abc"] == [1, 1, 1]
+    assert [[event.finish for event in log.events[name]] for name in "abc"] == [[FinishReason.ERROR]] * 3
+
+
+def test_the_integrity_check_sees_a_page_that_no_request_holds() -> None:
+    clock = VirtualClock()
+    engine = Engine(fast(clock), limits(), Log(), clock)
+    engine._pool.take(1)
+    with pytest.raises(IntegrityError, match="holders differ"):
+        engine.check_integrity()
+    engine.close()
 
 
 def test_a_broken_invariant_reaches_who_steps_by_hand(worlds: Worlds) -> None:
