@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pdmux_ray.engine.pages import Hit, PagePool, PageState, page_digest, root_digest
@@ -156,7 +156,7 @@ actions = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(actions, st.integers(1, 16))
 def test_accounting_stays_exact_whatever_sequences_come_and_go(steps: list[tuple[str, object]], pages: int) -> None:
     pool = PagePool(pages, 2)

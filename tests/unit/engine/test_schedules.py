@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pdmux_ray.engine.engine import Engine
@@ -144,7 +144,7 @@ def arrivals(draw: st.DrawFn) -> list[Arrival]:
     return made
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     schedule=arrivals(),
     mode=st.sampled_from(Mode),

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pdmux_ray.policy.batching import BatchLimits, plan_step
@@ -216,9 +216,11 @@ def views(draw: st.DrawFn) -> View:
     return View(draw(st.integers(0, 30)), running, partial, waiting, hits)
 
 
+patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # other work may slow the machine
 any_limits = st.builds(BatchLimits, st.sampled_from(Mode), st.integers(1, 200), st.integers(1, 200), st.integers(1, 8))
 
 
+@patient
 @given(views(), any_limits)
 def test_every_plan_can_be_carried_out_and_keeps_the_limits(view: View, any_limit: BatchLimits) -> None:
     plan = plan_step(view, any_limit)
@@ -250,6 +252,7 @@ def test_every_plan_can_be_carried_out_and_keeps_the_limits(view: View, any_limi
         assert not (plan.prefill and plan.decode)
 
 
+@patient
 @given(views(), any_limits)
 def test_planning_again_gives_the_same_plan(view: View, any_limit: BatchLimits) -> None:
     assert plan_step(view, any_limit) == plan_step(view, any_limit)
