@@ -1,0 +1,219 @@
+"""`scripts/serve`: a server from one config file, with a Ray of its own on loopback; nothing of it is left when it ends.
+
+    this process ── supervises ──► pdmux_ray.serve.run ── starts ──► Ray, Serve, HAProxy, replicas
+
+The supervisor imports neither Ray nor torch. It marks the environment of what it starts, so that it finds every process that
+came of it, however deep, and ends those that did not end by themselves.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import yaml
+
+from pdmux_ray import __version__
+from pdmux_ray.config import AppConfig, load_app_config
+from pdmux_ray.errors import ConfigError, PdmuxError
+from pdmux_ray.model.source import resolve
+from pdmux_ray.serve import modes
+
+MARK = "PDMUX_SERVE_RUN"  # environment variable; its value is this run's id
+START_TIMEOUT_S = 600.0
+STOP_GRACE_S = 30.0  # for Serve to end its replicas; what is left then is killed
+
+_RAY = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    # Named for other systems, but it is what makes Ray's own ports listen on loopback alone, also here.
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is to be started. `directory` is this run's own: Ray's session, the config as it runs, the log."""
+
+    config: AppConfig
+    document: dict[str, Any]  # the Serve config file, with the port that was asked for
+    mode: modes.Mode
+    directory: Path
+    run_id: str
+
+    @property
+    def url(self) -> str:
+        http = self.document["http_options"]
+        host = http.get("host") or "127.0.0.1"
+        return f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{http['port']}"
+
+    @property
+    def log(self) -> Path:
+        return self.directory / "serve.log"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """0 after Ctrl-C or SIGTERM, 1 when the server failed, 2 for a wrong argument or config."""
+    args = _parser().parse_args(argv)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _interrupt)
+    directory = Path(tempfile.mkdtemp(prefix="pdmux-"))
+    code = 1
+    try:
+        code = _serve(_plan(args.config, args.port, "proxy" if args.proxy else "haproxy", directory))
+    except KeyboardInterrupt:
+        code = 0
+    except ConfigError as error:
+        print(f"scripts/serve: {error}", file=sys.stderr)
+        code = 2
+    except PdmuxError as error:
+        print(f"scripts/serve: {error}", file=sys.stderr)
+    finally:
+        if code != 1:  # a failure's log stays
+            shutil.rmtree(directory, ignore_errors=True)
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="scripts/serve", description="Serves a model over OpenAI's HTTP API.")
+    default = Path(__file__).parents[2] / "configs" / "cpu-demo.yaml"
+    parser.add_argument(
+        "config", nargs="?", type=Path, default=default, help="Serve config file (default: configs/cpu-demo.yaml)"
+    )
+    parser.add_argument("--port", type=int, help="HTTP port, instead of the config's")
+    parser.add_argument("--proxy", action="store_true", help="Serve's own Python proxy in front, instead of HAProxy (slower)")
+    return parser
+
+
+def _interrupt(number: int, frame: object) -> None:
+    """The first signal ends the run; while it ends, further ones change nothing."""
+    for n in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(n, signal.SIG_IGN)
+    print("stopping", flush=True)
+    raise KeyboardInterrupt
+
+
+def _plan(path: Path, port: int | None, mode: modes.Mode, directory: Path) -> Plan:
+    config = load_app_config(path)
+    document = yaml.safe_load(path.read_text(encoding="utf-8"))
+    http = document.setdefault("http_options", {})
+    http["port"] = port or http.get("port") or 8000
+    plan = Plan(config, document, mode, directory, uuid.uuid4().hex)
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", http["port"]))
+        except (OSError, OverflowError) as error:
+            raise ConfigError(f"port {http['port']} cannot be had ({error}): choose another with --port") from None
+    return plan
+
+
+def _serve(plan: Plan) -> int:
+    started_s = time.monotonic()
+    fake = plan.config.engine.device == "fake"
+    resolve(plan.config.model, weights=plan.config.engine.load == "weights" and not fake)
+    (plan.directory / "config.yaml").write_text(yaml.safe_dump(plan.document, sort_keys=False), encoding="utf-8")
+    with _running(plan) as child:
+        _wait_until_ready(plan, child, started_s)
+        _announce(plan, time.monotonic() - started_s)
+        code = child.wait()
+    raise PdmuxError(f"the server ended by itself (exit code {code}). {_reason(plan)}")
+
+
+@contextlib.contextmanager
+def _running(plan: Plan) -> Iterator[subprocess.Popen[bytes]]:
+    environment = {k: v for k, v in os.environ.items() if k not in ("RAY_ADDRESS", "RAY_TMPDIR")}
+    environment |= {**_RAY, **modes.environment(plan.mode), "PYTHONUNBUFFERED": "1", MARK: plan.run_id}
+    command = [sys.executable, "-m", "pdmux_ray.serve.run", str(plan.directory)]
+    child = None
+    try:
+        with plan.log.open("wb") as log:
+            child = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
+        yield child
+    finally:
+        _stop(plan, child)
+
+
+def _stop(plan: Plan, child: subprocess.Popen[bytes] | None) -> None:
+    """Asks the child to shut Serve down, then makes sure that no process of this run is left."""
+    if child is not None and child.poll() is None:
+        child.send_signal(signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(STOP_GRACE_S)
+    while left := processes_of(plan.run_id):
+        for process in left:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        psutil.wait_procs(left, timeout=5)
+
+
+def processes_of(run_id: str) -> list[psutil.Process]:
+    """Every live process that carries the mark of this run."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get(MARK) == run_id and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
+
+
+def _wait_until_ready(plan: Plan, child: subprocess.Popen[bytes], started_s: float) -> None:
+    """Until /health answers 200. Raises PdmuxError with the reason when it never will."""
+    shown_s = 0
+    while not _healthy(plan.url):
+        elapsed_s = int(time.monotonic() - started_s)
+        if child.poll() is not None:
+            raise PdmuxError(f"the server did not start. {_reason(plan)}")
+        if elapsed_s > START_TIMEOUT_S:
+            raise PdmuxError(f"the server did not start within {START_TIMEOUT_S:.0f} s. {_reason(plan)}")
+        if elapsed_s >= shown_s + 5:
+            shown_s = elapsed_s
+            print(f"starting: {elapsed_s} s", flush=True)
+        time.sleep(0.1)
+
+
+def _healthy(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/health", timeout=1) as response:
+            return bool(response.status == 200)
+    except (OSError, urllib.error.URLError):
+        return False
+
+
+def _reason(plan: Plan) -> str:
+    """What `pdmux_ray.serve.run` wrote down, or else the end of its output."""
+    failure = plan.directory / "failure"
+    if failure.exists():
+        return f"{failure.read_text(encoding='utf-8').strip()}\nThe log is {plan.log}"
+    tail = plan.log.read_text(encoding="utf-8", errors="replace").splitlines()[-15:]
+    return "The end of its output:\n" + "\n".join(f"  {line}" for line in tail) + f"\nThe log is {plan.log}"
+
+
+def _announce(plan: Plan, seconds: float) -> None:
+    model = plan.config.served_model_name or Path(plan.config.model).name
+    body = {"model": model, "messages": [{"role": "user", "content": "What is the capital of France?"}]}
+    key = "" if plan.config.gateway.api_keys_env is None else " -H 'Authorization: Bearer YOUR_KEY'"
+    how = "HAProxy in front" if plan.mode == "haproxy" else "Serve's own proxy in front"
+    print(f"pdmux-ray {__version__} serves {model!r} at {plan.url}/v1 after {seconds:.1f} s ({how}). Ctrl-C ends it.")
+    print(f"log: {plan.log}\n")
+    print(f"curl {plan.url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{json.dumps(body)}'", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
