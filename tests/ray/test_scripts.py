@@ -1,0 +1,177 @@
+"""`scripts/serve` as a person uses it: from the command to the answer, and to nothing left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+import urllib.request
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import yaml
+
+from pdmux_ray.bench.server import free_port
+from pdmux_ray.model.source import resolve
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
+
+ROOT = Path(__file__).parents[2]
+MARK = "PDMUX_TEST_RUN"
+Launch = Callable[..., "Launched"]
+
+
+class Launched:
+    """One run of scripts/serve; everything it starts carries a mark of the test's own in its environment."""
+
+    def __init__(self, *arguments: object) -> None:
+        self.mark = uuid.uuid4().hex
+        self.output = ""
+        self.process = subprocess.Popen(
+            [str(ROOT / "scripts" / "serve"), *map(str, arguments)],
+            env={**os.environ, MARK: self.mark},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def processes(self) -> list[psutil.Process]:
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if process.environ().get(MARK) == self.mark and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+        return found
+
+    def wait_for(self, text: str) -> str:
+        """Reads output up to the line that has `text`."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.output += line
+            if text in line:
+                return line
+        raise AssertionError(f"no {text!r} in the output:\n{self.output}")
+
+    def wait(self) -> int:
+        assert self.process.stdout is not None
+        self.output += self.process.stdout.read()
+        return self.process.wait()
+
+    def leaves_nothing_within(self, seconds: float) -> bool:
+        deadline = time.monotonic() + seconds
+        while self.processes() and time.monotonic() < deadline:
+            time.sleep(0.2)
+        return not self.processes()
+
+
+@pytest.fixture
+def launch() -> Iterator[Launch]:
+    launched: list[Launched] = []
+
+    def start(*arguments: object) -> Launched:
+        launched.append(Launched(*arguments))
+        return launched[-1]
+
+    yield start
+    for server in launched:
+        for process in server.processes():
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        server.process.communicate()
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    """The demo model's tokenizer over the fake device: starts without loading weights."""
+    return write_config(tmp_path, {"model": "demo", "engine": {"device": "fake", "fake": {"step_s": 0.001}}})
+
+
+def write_config(directory: Path, args: dict[str, object]) -> Path:
+    document = yaml.safe_load((ROOT / "configs" / "cpu-demo.yaml").read_text())
+    document["applications"][0]["args"] = args
+    path = directory / "config.yaml"
+    path.write_text(yaml.safe_dump(document))
+    return path
+
+
+def status_of_a_chat(port: int) -> int:
+    body = {"model": "demo", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=30) as response:
+        return int(response.status)
+
+
+def test_two_servers_share_a_machine_and_each_ends_without_a_trace(launch: Launch, config: Path) -> None:
+    ports = free_port(), free_port()
+    haproxy, proxy = launch(config, "--port", ports[0]), launch(config, "--port", ports[1], "--proxy")
+    assert "HAProxy in front" in haproxy.wait_for("serves 'demo'")
+    assert "own proxy in front" in proxy.wait_for("serves 'demo'")
+    assert f"curl http://127.0.0.1:{ports[0]}/v1/chat/completions" in haproxy.wait_for("curl")
+    assert any("haproxy" in p.name() for p in haproxy.processes())
+    assert not any("haproxy" in p.name() for p in proxy.processes())
+    assert [status_of_a_chat(port) for port in ports] == [200, 200]
+
+    haproxy.process.send_signal(signal.SIGINT)
+    assert haproxy.wait() == 0
+    assert haproxy.processes() == []
+    assert status_of_a_chat(ports[1]) == 200
+    proxy.process.send_signal(signal.SIGTERM)
+    assert proxy.wait() == 0
+    assert proxy.processes() == []
+
+
+@pytest.mark.parametrize("processes", [1, 2, 6, 12])
+def test_a_signal_during_the_start_leaves_no_process(launch: Launch, config: Path, processes: int) -> None:
+    server = launch(config, "--port", free_port())
+    while len(server.processes()) < processes:
+        time.sleep(0.02)
+    server.process.send_signal(signal.SIGTERM)
+    server.wait()
+    assert server.processes() == []
+
+
+def test_a_killed_supervisor_takes_its_server_along(launch: Launch, config: Path) -> None:
+    server = launch(config, "--port", free_port())
+    server.wait_for("curl")
+    server.process.kill()
+    assert server.leaves_nothing_within(60)
+
+
+def test_a_wrong_config_is_refused_before_anything_starts(launch: Launch, tmp_path: Path) -> None:
+    server = launch(write_config(tmp_path, {"model": "demo", "engine": {"modus": "chunked"}}))
+    assert server.wait() == 2
+    assert "engine.modus" in server.output
+    assert "Traceback" not in server.output
+
+
+def test_a_port_in_use_is_refused_before_anything_starts(launch: Launch, config: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        server = launch(config, "--port", taken.getsockname()[1])
+        assert server.wait() == 2
+    assert "choose another with --port" in server.output
+
+
+def test_a_model_that_cannot_be_served_ends_the_start_with_its_reason(launch: Launch, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    for file in resolve("demo").iterdir():
+        (model / file.name).symlink_to(file)
+    hf = json.loads((model / "config.json").read_text())
+    (model / "config.json").unlink()
+    (model / "config.json").write_text(json.dumps(hf | {"hidden_act": "gelu"}))
+    server = launch(write_config(tmp_path, {"model": str(model), "engine": {"device": "cpu"}}), "--port", free_port())
+    assert server.wait() == 1
+    assert "UnsupportedModelError" in server.output
+    assert "gelu" in server.output
+    assert server.processes() == []
