@@ -21,7 +21,7 @@ from statistics import mean, quantiles
 from pdmux_ray.clock import VirtualClock
 from pdmux_ray.engine.engine import Engine, EngineLimits
 from pdmux_ray.engine.fake_runner import FakeRunner
-from pdmux_ray.engine.runner import StepBatch, StepOutput
+from pdmux_ray.engine.runner import GiveUp, StepBatch, StepOutput, never
 from pdmux_ray.types import Mode, NewRequest, SamplingParams, TokenEvent
 
 _BATCHES = (1, 16, 64, 256)
@@ -34,12 +34,12 @@ class _TimedRunner(FakeRunner):
 
     spent_s = 0.0
 
-    def launch(self, batch: StepBatch) -> None:
+    def launch(self, batch: StepBatch, give_up: GiveUp = never) -> None:
         start_s = time.thread_time()
-        super().launch(batch)
+        super().launch(batch, give_up)
         self.spent_s += time.thread_time() - start_s
 
-    def collect(self) -> StepOutput:
+    def collect(self) -> StepOutput | None:
         start_s = time.thread_time()
         output = super().collect()
         self.spent_s += time.thread_time() - start_s

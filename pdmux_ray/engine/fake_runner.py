@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pdmux_ray.clock import Clock
-from pdmux_ray.engine.runner import SequenceView, StepBatch, StepOutput
+from pdmux_ray.engine.runner import GiveUp, SequenceView, StepBatch, StepOutput, never
 from pdmux_ray.types import TokenLogprobs
 
 _MASK = 2**61 - 1
+_BLOCK_S = 0.02  # how often a step with prefills asks whether to give up
 
 
 def _extend(kv: int, token: int) -> int:
@@ -46,11 +47,17 @@ class FakeRunner:
         self._clock = clock
         self._kv = [0] * (pages * page_size)
         self._output: StepOutput | None = None
+        self._launched = False
         self._ready_at_s = 0.0
 
-    def launch(self, batch: StepBatch) -> None:
+    def launch(self, batch: StepBatch, give_up: GiveUp = never) -> None:
         prefill_tokens = sum(piece.tokens for piece in batch.prefills)
+        self._launched, self._output = True, None
         self._ready_at_s = self._clock.now() + self._step_s + prefill_tokens * self._prefill_s_per_token
+        while batch.prefills and (left_s := self._ready_at_s - self._clock.now()) > _BLOCK_S:
+            if give_up():
+                return
+            self._clock.sleep(min(left_s, _BLOCK_S))
         sampled: list[SequenceView] = []
         tokens: list[int] = []
         for sequence in batch.decodes:
@@ -66,15 +73,16 @@ class FakeRunner:
         if any(sequence.params.logprobs is not None for sequence in sampled):
             self._output.logprobs = [self._logprobs(s, token) for s, token in zip(sampled, tokens, strict=True)]
 
-    def collect(self) -> StepOutput:
-        output, self._output = self._output, None
-        if output is None:
+    def collect(self) -> StepOutput | None:
+        if not self._launched:
             raise RuntimeError("collect was called without a launched step")
-        self._clock.sleep(self._ready_at_s - self._clock.now())
+        output, self._output, self._launched = self._output, None, False
+        if output is not None:
+            self._clock.sleep(self._ready_at_s - self._clock.now())
         return output
 
     def close(self) -> None:
-        self._output = None
+        self._output, self._launched = None, False
 
     def _compute(self, sequence: SequenceView, start: int, count: int) -> int:
         """Writes the KV of tokens [start, start + count) and returns the last one."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable
+from functools import partial
 
 from pdmux_ray.clock import Clock
 from pdmux_ray.engine.request import Request
@@ -103,12 +104,13 @@ class StepLoop:
                 return False
             batch = self._scheduler.apply(plan, now)
             try:
-                self._runner.launch(batch)
+                self._runner.launch(batch, partial(self._give_up, batch))
                 output = self._runner.collect()
             except Exception as error:
                 self._fail_batch(batch, error)
             else:
-                self._scheduler.commit(batch, output, self._clock.now())
+                if output is not None:
+                    self._scheduler.commit(batch, output, self._clock.now())
             self._publish_events()
             return True
 
@@ -152,6 +154,28 @@ class StepLoop:
             self._next_deadline_check_s = now + _DEADLINE_PERIOD_S
             scheduler.expire(now)
         self._publish_events()
+
+    def _give_up(self, batch: StepBatch) -> bool:
+        """Between two blocks of a step's layers: aborts that came meanwhile do not wait for the end of a long prefill.
+
+        Requests that are not in the step end at once. The step is given up when everyone it prefills is gone; its decodes,
+        if any, run again in the next one. Those in a step that goes on are aborted after it.
+        """
+        if not self._aborts:
+            return False
+        prefilled = {piece.sequence.request_id for piece in batch.prefills}
+        running = prefilled.union(sequence.request_id for sequence in batch.decodes)
+        with self._mail:
+            now: list[str] = []
+            later: list[str] = []
+            for request_id in self._aborts:
+                (later if request_id in running or request_id in self._inbox else now).append(request_id)
+            self._aborts = later
+        for request_id in now:
+            self._scheduler.abort(request_id, self._clock.now())
+        if now:
+            self._publish_events()
+        return prefilled.issubset(later)
 
     def _fail_batch(self, batch: StepBatch, error: Exception) -> None:
         logger.error("a step failed on the device; its requests end, the engine goes on", exc_info=error)

@@ -6,7 +6,7 @@ tokens and page numbers, writes KV into those pages, and answers with sampled to
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -70,6 +70,14 @@ class StepOutput:
     logprobs: list[TokenLogprobs | None] = field(default_factory=list)
 
 
+GiveUp = Callable[[], bool]
+
+
+def never() -> bool:
+    """A step that runs to its end whatever happens."""
+    return False
+
+
 class Runner(Protocol):
     """A device that runs steps."""
 
@@ -81,11 +89,15 @@ class Runner(Protocol):
     def page_size(self) -> int:
         """Tokens a page."""
 
-    def launch(self, batch: StepBatch) -> None:
-        """Starts a step. May return before it has been computed."""
+    def launch(self, batch: StepBatch, give_up: GiveUp = never) -> None:
+        """Starts a step. May return before it has been computed.
 
-    def collect(self) -> StepOutput:
-        """Waits for the launched step and returns its tokens."""
+        A step with prefills asks `give_up` between blocks of layers, in the calling thread, at least every few ten
+        milliseconds; when it answers True the rest of the step is not computed, and nothing of it counts.
+        """
+
+    def collect(self) -> StepOutput | None:
+        """Waits for the launched step and returns its tokens; None when it was given up."""
 
     def close(self) -> None:
         """Frees the device. Safe to call twice."""

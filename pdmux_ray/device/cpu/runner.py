@@ -15,7 +15,7 @@ from pdmux_ray.device.cpu.ops import make_ops
 from pdmux_ray.device.kv_pool import allocate_on_cpu, layout_for
 from pdmux_ray.device.sampler import Sampler
 from pdmux_ray.device.step_tensors import StepTensors
-from pdmux_ray.engine.runner import SequenceView, StepBatch, StepOutput
+from pdmux_ray.engine.runner import GiveUp, SequenceView, StepBatch, StepOutput, never
 from pdmux_ray.model.config import DecoderConfig
 from pdmux_ray.model.decoder import Decoder, load_decoder
 
@@ -40,23 +40,32 @@ class CpuRunner:
         self._sampler = Sampler(model.eos_token_ids)
         self._step_thread = 0
         self._launched: tuple[Tensor | None, list[SequenceView]] | None = None
+        self._given_up = False
 
-    def launch(self, batch: StepBatch) -> None:
-        """Computes the step."""
+    def launch(self, batch: StepBatch, give_up: GiveUp = never) -> None:
+        """Computes the step; one with prefills layer by layer, so that it can be given up."""
         if self._decoder is None:
             raise RuntimeError("the runner is closed")
         self._use_threads()
         step = StepTensors(batch, self.page_size, self._dynamic_rope)
         with torch.inference_mode():
             hidden = self._decoder.embed(step.token_ids)
-            hidden = self._decoder.run_layers(0, self._layers, hidden, step.batch)
+            block = 1 if batch.prefills else self._layers
+            for start in range(0, self._layers, block):
+                self._given_up = bool(batch.prefills) and give_up()
+                if self._given_up:
+                    return
+                hidden = self._decoder.run_layers(start, start + block, hidden, step.batch)
             logits = None
             if step.sampled:
                 rows = hidden if len(step.rows) == len(hidden) else hidden[step.rows]
                 logits = self._decoder.logits(rows)
         self._launched = logits, step.sampled
 
-    def collect(self) -> StepOutput:
+    def collect(self) -> StepOutput | None:
+        if self._given_up:
+            self._given_up = False
+            return None
         if self._launched is None:
             raise RuntimeError("collect was called without a launched step")
         (logits, sequences), self._launched = self._launched, None

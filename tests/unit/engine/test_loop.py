@@ -11,7 +11,7 @@ import pytest
 
 from pdmux_ray.clock import Clock, VirtualClock, WallClock
 from pdmux_ray.engine.engine import Engine, EngineLimits
-from pdmux_ray.engine.runner import Runner, StepBatch, StepOutput
+from pdmux_ray.engine.runner import GiveUp, Runner, StepBatch, StepOutput, never
 from pdmux_ray.errors import InstanceUnavailableError, IntegrityError, QueueFullError
 from pdmux_ray.types import FinishReason, Mode, NewRequest
 
@@ -26,7 +26,7 @@ class GatedRunner(StrictRunner):
         self.entered = threading.Semaphore(0)
         self.gate = threading.Semaphore(0)
 
-    def collect(self) -> StepOutput:
+    def collect(self) -> StepOutput | None:
         self.entered.release()
         assert self.gate.acquire(timeout=60)
         return super().collect()
@@ -39,7 +39,7 @@ class FailingRunner(StrictRunner):
         super().__init__(64, PAGE, 0.01, 0.0, clock, vocab_size=VOCAB)
         self._steps_until_failure = failing_step
 
-    def collect(self) -> StepOutput:
+    def collect(self) -> StepOutput | None:
         self._steps_until_failure -= 1
         if self._steps_until_failure == 0:
             raise RuntimeError("out of memory")
@@ -49,8 +49,9 @@ class FailingRunner(StrictRunner):
 class LyingRunner(StrictRunner):
     """Answers with a token too many."""
 
-    def collect(self) -> StepOutput:
+    def collect(self) -> StepOutput | None:
         output = super().collect()
+        assert output is not None
         output.tokens.append(0)
         return output
 
@@ -58,8 +59,8 @@ class LyingRunner(StrictRunner):
 class VandalRunner(StrictRunner):
     """Writes a page that nobody holds into a request's page table."""
 
-    def launch(self, batch: StepBatch) -> None:
-        super().launch(batch)
+    def launch(self, batch: StepBatch, give_up: GiveUp = never) -> None:
+        super().launch(batch, give_up)
         pages = batch.prefills[0].sequence.pages
         assert isinstance(pages, list)
         pages.append(63)
@@ -71,10 +72,31 @@ class SlowRunner(StrictRunner):
     ask: Callable[[], str | None]
     answer: str | None = None
 
-    def collect(self) -> StepOutput:
+    def collect(self) -> StepOutput | None:
         self._clock.sleep(31.0)
         self.answer = self.ask()
         return super().collect()
+
+
+class InterruptedRunner(StrictRunner):
+    """A prefill takes a while; once, in its midst, `interrupt` is called."""
+
+    interrupt: Callable[[], None]
+    given_up = 0
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(64, PAGE, 0.01, 0.1, clock, vocab_size=VOCAB)
+
+    def launch(self, batch: StepBatch, give_up: GiveUp = never) -> None:
+        if batch.prefills and hasattr(self, "interrupt"):
+            self.interrupt()
+            del self.interrupt
+        super().launch(batch, give_up)
+
+    def collect(self) -> StepOutput | None:
+        output = super().collect()
+        self.given_up += output is None
+        return output
 
 
 class CountingClock(WallClock):
@@ -128,6 +150,59 @@ def submit_patiently(engine: Engine, new: NewRequest) -> None:
             return engine.submit(new)
         except QueueFullError:
             time.sleep(0.001)
+
+
+@pytest.mark.parametrize("mode", Mode)
+def test_a_prefill_is_given_up_when_its_request_is_aborted_and_the_others_go_on(worlds: Worlds, mode: Mode) -> None:
+    runner = InterruptedRunner(clock := VirtualClock())
+    engine, log = worlds(limits(mode=mode), runner=lambda _: runner, clock=clock)
+    stays = request("stays", max_tokens=6)
+    engine.submit(stays)
+    engine.step()
+    engine.submit(request("goes", [1] * 20, max_tokens=6))
+    before_s = clock.now()
+    runner.interrupt = lambda: engine.abort(["goes"])
+    engine.step()
+    assert runner.given_up == 1
+    assert clock.now() - before_s < 0.1
+    while engine.step():
+        pass
+    assert (log.tokens("goes"), log.finish("goes")) == ([], FinishReason.ABORT)
+    assert (log.tokens("stays"), log.finish("stays")) == expected(stays, engine.limits)
+
+
+def test_an_abort_of_a_request_outside_the_step_does_not_wait_for_a_long_prefill(worlds: Worlds) -> None:
+    runner = InterruptedRunner(clock := VirtualClock())
+    engine, log = worlds(limits(mode=Mode.PREFILL_FIRST), runner=lambda _: runner, clock=clock)
+    engine.submit(request("decoding", max_tokens=6))
+    engine.step()
+    engine.submit(long := request("long", [1] * 20, max_tokens=3))
+    free_before = engine.load().free_pages
+
+    def interrupt() -> None:
+        engine.abort(["decoding"])
+
+    runner.interrupt = interrupt
+    engine.step()
+    assert runner.given_up == 0
+    assert log.finish("decoding") is FinishReason.ABORT
+    assert engine.load().free_pages == free_before + 1 - -(-20 // PAGE)
+    while engine.step():
+        pass
+    assert (log.tokens("long"), log.finish("long")) == expected(long, engine.limits)
+
+
+def test_a_step_goes_on_when_only_one_of_its_prefills_is_aborted(worlds: Worlds) -> None:
+    runner = InterruptedRunner(clock := VirtualClock())
+    engine, log = worlds(limits(mode=Mode.PREFILL_FIRST), runner=lambda _: runner, clock=clock)
+    engine.submit(first := request("first", [1] * 8, max_tokens=3))
+    engine.submit(request("second", [2] * 8, max_tokens=3))
+    runner.interrupt = lambda: engine.abort(["second"])
+    while engine.step():
+        pass
+    assert runner.given_up == 0
+    assert log.finish("second") is FinishReason.ABORT
+    assert (log.tokens("first"), log.finish("first")) == expected(first, engine.limits)
 
 
 def test_an_abort_during_a_step_takes_effect_when_that_step_ends(worlds: Worlds) -> None:
