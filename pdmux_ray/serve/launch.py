@@ -2,8 +2,8 @@
 
     this process ── supervises ──► pdmux_ray.serve.run ── starts ──► Ray, Serve, HAProxy, replicas
 
-The supervisor imports neither Ray nor torch. It marks the environment of what it starts, so that it finds every process that
-came of it, however deep, and ends those that did not end by themselves.
+The supervisor imports neither Ray nor torch. It adopts whatever its child leaves behind, so it can end every process that came
+of it and did not end by itself.
 """
 
 from __future__ import annotations
@@ -21,24 +21,21 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
 import yaml
 
 from pdmux_ray import __version__
 from pdmux_ray.config import AppConfig, load_app_config
 from pdmux_ray.errors import ConfigError, PdmuxError
 from pdmux_ray.model.source import resolve
-from pdmux_ray.serve import modes
+from pdmux_ray.serve import descendants, modes
 
-MARK = "PDMUX_SERVE_RUN"  # environment variable; its value is this run's id
 START_TIMEOUT_S = 600.0
-STOP_GRACE_S = 30.0  # for Serve to end its replicas; what is left then is killed
+STOP_GRACE_S = 10.0  # for Serve to end its replicas; what is left then is killed
 
 _RAY = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -55,7 +52,6 @@ class Plan:
     document: dict[str, Any]  # the Serve config file, with the port that was asked for
     mode: modes.Mode
     directory: Path
-    run_id: str
 
     @property
     def url(self) -> str:
@@ -73,6 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _interrupt)
+    descendants.adopt_orphans()
     directory = Path(tempfile.mkdtemp(prefix="pdmux-"))
     code = 1
     try:
@@ -114,7 +111,7 @@ def _plan(path: Path, port: int | None, mode: modes.Mode, directory: Path) -> Pl
     document = yaml.safe_load(path.read_text(encoding="utf-8"))
     http = document.setdefault("http_options", {})
     http["port"] = port or http.get("port") or 8000
-    plan = Plan(config, document, mode, directory, uuid.uuid4().hex)
+    plan = Plan(config, document, mode, directory)
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -139,7 +136,7 @@ def _serve(plan: Plan) -> int:
 @contextlib.contextmanager
 def _running(plan: Plan) -> Iterator[subprocess.Popen[bytes]]:
     environment = {k: v for k, v in os.environ.items() if k not in ("RAY_ADDRESS", "RAY_TMPDIR")}
-    environment |= {**_RAY, **modes.environment(plan.mode), "PYTHONUNBUFFERED": "1", MARK: plan.run_id}
+    environment |= {**_RAY, **modes.environment(plan.mode), "PYTHONUNBUFFERED": "1"}
     command = [sys.executable, "-m", "pdmux_ray.serve.run", str(plan.directory)]
     child = None
     try:
@@ -147,30 +144,16 @@ def _running(plan: Plan) -> Iterator[subprocess.Popen[bytes]]:
             child = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
         yield child
     finally:
-        _stop(plan, child)
+        _stop(child)
 
 
-def _stop(plan: Plan, child: subprocess.Popen[bytes] | None) -> None:
-    """Asks the child to shut Serve down, then makes sure that no process of this run is left."""
+def _stop(child: subprocess.Popen[bytes] | None) -> None:
+    """Asks the child to shut Serve down, then makes sure that nothing of this run is left."""
     if child is not None and child.poll() is None:
         child.send_signal(signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.wait(STOP_GRACE_S)
-    while left := processes_of(plan.run_id):
-        for process in left:
-            with contextlib.suppress(psutil.Error):
-                process.kill()
-        psutil.wait_procs(left, timeout=5)
-
-
-def processes_of(run_id: str) -> list[psutil.Process]:
-    """Every live process that carries the mark of this run."""
-    found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            if process.environ().get(MARK) == run_id and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-    return found
+    descendants.kill_all()
 
 
 def _wait_until_ready(plan: Plan, child: subprocess.Popen[bytes], started_s: float) -> None:

@@ -8,7 +8,6 @@ with its reason in the file `failure`.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import re
 import signal
@@ -22,14 +21,16 @@ import ray
 from ray import serve
 from ray.serve.scripts import cli as serve_command
 
+from pdmux_ray.serve import descendants
+
 OBJECT_STORE_BYTES = 256 * 2**20  # tokens do not go through it
 _POLL_S = 0.5
-_PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
     directory = Path(sys.argv[1])
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)  # the supervisor was killed: end, too
+    descendants.adopt_orphans()
+    descendants.end_with_parent()  # the supervisor may be killed
     signal.signal(signal.SIGTERM, _interrupt)
     try:
         ray.init(
@@ -47,6 +48,7 @@ def main() -> None:
         pass  # before `serve run` had begun: it shuts Serve down by itself
     finally:
         ray.shutdown()
+        descendants.kill_all()
 
 
 def _interrupt(number: int, frame: object) -> None:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import signal
 import socket
 import subprocess
 import time
 import urllib.request
-import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -20,35 +18,36 @@ import yaml
 
 from pdmux_ray.bench.server import free_port
 from pdmux_ray.model.source import resolve
+from pdmux_ray.serve import descendants
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
 
 ROOT = Path(__file__).parents[2]
-MARK = "PDMUX_TEST_RUN"
 Launch = Callable[..., "Launched"]
 
 
 class Launched:
-    """One run of scripts/serve; everything it starts carries a mark of the test's own in its environment."""
+    """One run of scripts/serve."""
 
     def __init__(self, *arguments: object) -> None:
-        self.mark = uuid.uuid4().hex
         self.output = ""
+        self._before = set(descendants.living())
         self.process = subprocess.Popen(
-            [str(ROOT / "scripts" / "serve"), *map(str, arguments)],
-            env={**os.environ, MARK: self.mark},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
+            [str(ROOT / "scripts" / "serve"), *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
 
     def processes(self) -> list[psutil.Process]:
-        found = []
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error):
-                if process.environ().get(MARK) == self.mark and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
-        return found
+        """Its process tree, alive."""
+        with contextlib.suppress(psutil.Error):
+            return [self.process_itself(), *descendants.living(self.process_itself())]
+        return []
+
+    def left_behind(self) -> set[psutil.Process]:
+        """Once it has ended, and if no other was started since: what is alive of it."""
+        return set(descendants.living()) - self._before
+
+    def process_itself(self) -> psutil.Process:
+        return psutil.Process(self.process.pid)
 
     def wait_for(self, text: str) -> str:
         """Reads output up to the line that has `text`."""
@@ -64,15 +63,12 @@ class Launched:
         self.output += self.process.stdout.read()
         return self.process.wait()
 
-    def leaves_nothing_within(self, seconds: float) -> bool:
-        deadline = time.monotonic() + seconds
-        while self.processes() and time.monotonic() < deadline:
-            time.sleep(0.2)
-        return not self.processes()
-
 
 @pytest.fixture
 def launch() -> Iterator[Launch]:
+    """Starts servers. At the end nothing of them is left: what a launcher leaves behind becomes this process's child."""
+    descendants.adopt_orphans()
+    before = set(descendants.living())
     launched: list[Launched] = []
 
     def start(*arguments: object) -> Launched:
@@ -80,11 +76,22 @@ def launch() -> Iterator[Launch]:
         return launched[-1]
 
     yield start
+    ended = [server.process.poll() is not None for server in launched]
+    left = wait_until_gone(before, 60)
+    for process in left:
+        with contextlib.suppress(psutil.Error):
+            process.kill()
     for server in launched:
-        for process in server.processes():
-            with contextlib.suppress(psutil.Error):
-                process.kill()
         server.process.communicate()
+    assert all(ended)
+    assert left == set()
+
+
+def wait_until_gone(before: set[psutil.Process], seconds: float) -> set[psutil.Process]:
+    deadline = time.monotonic() + seconds
+    while (left := set(descendants.living()) - before) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    return left
 
 
 @pytest.fixture
@@ -122,11 +129,9 @@ def test_two_servers_share_a_machine_and_each_ends_without_a_trace(launch: Launc
 
     haproxy.process.send_signal(signal.SIGINT)
     assert haproxy.wait() == 0
-    assert haproxy.processes() == []
     assert status_of_a_chat(ports[1]) == 200
     proxy.process.send_signal(signal.SIGTERM)
     assert proxy.wait() == 0
-    assert proxy.processes() == []
 
 
 @pytest.mark.parametrize("processes", [1, 2, 6, 12])
@@ -136,14 +141,14 @@ def test_a_signal_during_the_start_leaves_no_process(launch: Launch, config: Pat
         time.sleep(0.02)
     server.process.send_signal(signal.SIGTERM)
     server.wait()
-    assert server.processes() == []
+    assert server.left_behind() == set()
 
 
 def test_a_killed_supervisor_takes_its_server_along(launch: Launch, config: Path) -> None:
     server = launch(config, "--port", free_port())
     server.wait_for("curl")
     server.process.kill()
-    assert server.leaves_nothing_within(60)
+    server.wait()
 
 
 def test_a_wrong_config_is_refused_before_anything_starts(launch: Launch, tmp_path: Path) -> None:
@@ -174,4 +179,4 @@ def test_a_model_that_cannot_be_served_ends_the_start_with_its_reason(launch: La
     assert server.wait() == 1
     assert "UnsupportedModelError" in server.output
     assert "gelu" in server.output
-    assert server.processes() == []
+    assert server.left_behind() == set()
