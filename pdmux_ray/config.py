@@ -6,6 +6,7 @@ resolved by whoever knows the answer (the device, the model), never written back
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -84,8 +85,11 @@ def parse_app_config(values: Any) -> AppConfig:
         raise ConfigError("the application's args are wrong:\n" + "\n".join(lines)) from None
 
 
-def load_app_config(path: Path) -> AppConfig:
-    """Reads the first application's `args:` of a Serve config file. Raises ConfigError."""
+def load_serve_config(path: Path, overrides: Sequence[str] = ()) -> tuple[dict[str, Any], AppConfig]:
+    """A Serve config file and its first application's `args:`, both with `overrides` applied. Raises ConfigError.
+
+    An override is `KEY=VALUE` with a dotted key of AppConfig and a YAML value, such as `engine.mode=chunked`.
+    """
     try:
         document = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, yaml.YAMLError) as error:
@@ -94,4 +98,27 @@ def load_app_config(path: Path) -> AppConfig:
         application = document["applications"][0]
     except (TypeError, KeyError, IndexError):
         raise ConfigError(f"{path} is not a Serve config file: it has no `applications:` list") from None
-    return parse_app_config(application.get("args") or {})
+    args = application["args"] = application.get("args") or {}
+    for override in overrides:
+        _override(args, override)
+    return document, parse_app_config(args)
+
+
+def _override(args: dict[str, Any], override: str) -> None:
+    key, equals, value = override.partition("=")
+    *path, last = key.split(".")
+    for part in path:
+        args = args.setdefault(part, {})
+        if not isinstance(args, dict):
+            raise ConfigError(f"{override!r}: {part} is not a group of settings")
+    try:
+        args[last] = yaml.safe_load(value)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{override!r}: the value is not YAML: {error}") from None
+    if not equals or not last:
+        raise ConfigError(f"{override!r} is not of the form KEY=VALUE, such as engine.mode=chunked")
+
+
+def load_app_config(path: Path) -> AppConfig:
+    """The first application's `args:` of a Serve config file. Raises ConfigError."""
+    return load_serve_config(path)[1]

@@ -88,7 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m pdmux_ray.bench.peer", description=__doc__.splitlines()[0])
     parser.add_argument("--model", required=True, help="Hugging Face directory that both serve")
     parser.add_argument("--peer", required=True, help="command of the other server, with {model} and {port}")
-    parser.add_argument("--ours", default="scripts/serve --model {model} --port {port}", help="command of ours")
+    parser.add_argument("--ours", default="scripts/serve --set model={model} --port {port}", help="command of ours")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--limit", type=float, default=0.8, help="ratio to stay under")
     args = parser.parse_args(argv)

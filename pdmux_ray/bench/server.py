@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shlex
 import socket
 import subprocess
 import tempfile
 import time
 import urllib.request
-import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import IO
@@ -28,24 +26,19 @@ def free_port() -> int:
         return int(s.getsockname()[1])
 
 
-RUN_ID = "PDMUX_BENCH_RUN"  # environment variable that every process a server starts inherits
-
-
 @dataclass(frozen=True, slots=True)
 class Server:
     """A running server."""
 
     url: str
-    run_id: str
+    command: psutil.Process
 
     def processes(self) -> list[psutil.Process]:
-        """Every live process that the server's command has started, wherever it sits in the process tree."""
-        found = []
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error):
-                if process.environ().get(RUN_ID) == self.run_id:
-                    found.append(process)
-        return found
+        """The command's process and every live one below it. (scripts/serve adopts its orphans, so they stay below.)"""
+        try:
+            return [self.command, *self.command.children(recursive=True)]
+        except psutil.NoSuchProcess:
+            return []
 
 
 @contextlib.contextmanager
@@ -56,15 +49,15 @@ def running(command: str, model: str, timeout_s: float = 300.0) -> Iterator[Serv
     """
     port = free_port()
     argv = shlex.split(command.format(model=model, port=port))
-    started = Server(f"http://127.0.0.1:{port}", uuid.uuid4().hex)
-    environment = {**os.environ, RUN_ID: started.run_id}
+    url = f"http://127.0.0.1:{port}"
     with tempfile.TemporaryFile() as log:
-        process = subprocess.Popen(argv, stdout=log, stderr=subprocess.STDOUT, start_new_session=True, env=environment)
+        process = subprocess.Popen(argv, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+        started = Server(url, psutil.Process(process.pid))
         try:
-            _wait_until_ready(process, started.url, timeout_s, log)
+            _wait_until_ready(process, url, timeout_s, log)
             yield started
         finally:
-            _stop(process, started)
+            _stop(process, started.processes())
 
 
 async def model_name(url: str) -> str:
@@ -86,13 +79,13 @@ def _wait_until_ready(process: subprocess.Popen[bytes], url: str, timeout_s: flo
     raise PdmuxError(f"{process.args!r} did not become ready in {timeout_s:.0f} s; the end of its output:\n{tail}")
 
 
-def _stop(process: subprocess.Popen[bytes], started: Server, grace_s: float = 60.0) -> None:
+def _stop(process: subprocess.Popen[bytes], family: list[psutil.Process], grace_s: float = 60.0) -> None:
     """SIGTERM to the command itself, so that it can clean up; SIGKILL to whatever is left after that."""
     if process.poll() is None:
         process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(grace_s)
-    for left in started.processes():
+    for left in family:
         with contextlib.suppress(psutil.Error):
             left.kill()
     process.wait()

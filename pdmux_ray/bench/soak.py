@@ -145,7 +145,7 @@ def print_report(report: Report, now: dict[str, float]) -> bool:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m pdmux_ray.bench.soak", description=__doc__.splitlines()[0])
-    parser.add_argument("--server", default="scripts/serve --model {model} --port {port}")
+    parser.add_argument("--server", default="scripts/serve --set model={model} --port {port}")
     parser.add_argument("--model", default="demo")
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--concurrency", type=int, default=48)

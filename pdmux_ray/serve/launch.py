@@ -29,7 +29,7 @@ from typing import Any
 import yaml
 
 from pdmux_ray import __version__
-from pdmux_ray.config import AppConfig, load_app_config
+from pdmux_ray.config import AppConfig, load_serve_config
 from pdmux_ray.errors import ConfigError, PdmuxError
 from pdmux_ray.model.source import resolve
 from pdmux_ray.serve import descendants, modes
@@ -73,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     directory = Path(tempfile.mkdtemp(prefix="pdmux-"))
     code = 1
     try:
-        code = _serve(_plan(args.config, args.port, "proxy" if args.proxy else "haproxy", directory))
+        code = _serve(_plan(args, directory))
     except KeyboardInterrupt:
         code = 0
     except ConfigError as error:
@@ -94,6 +94,9 @@ def _parser() -> argparse.ArgumentParser:
         "config", nargs="?", type=Path, default=default, help="Serve config file (default: configs/cpu-demo.yaml)"
     )
     parser.add_argument("--port", type=int, help="HTTP port, instead of the config's")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="change the application's args, such as model=DIRECTORY"
+    )
     parser.add_argument("--proxy", action="store_true", help="Serve's own Python proxy in front, instead of HAProxy (slower)")
     return parser
 
@@ -106,12 +109,11 @@ def _interrupt(number: int, frame: object) -> None:
     raise KeyboardInterrupt
 
 
-def _plan(path: Path, port: int | None, mode: modes.Mode, directory: Path) -> Plan:
-    config = load_app_config(path)
-    document = yaml.safe_load(path.read_text(encoding="utf-8"))
+def _plan(args: argparse.Namespace, directory: Path) -> Plan:
+    document, config = load_serve_config(args.config, args.set)
     http = document.setdefault("http_options", {})
-    http["port"] = port or http.get("port") or 8000
-    plan = Plan(config, document, mode, directory)
+    http["port"] = args.port or http.get("port") or 8000
+    plan = Plan(config, document, "proxy" if args.proxy else "haproxy", directory)
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

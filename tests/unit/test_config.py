@@ -1,0 +1,83 @@
+"""The configuration: what loads, what is refused, and how the refusal reads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pdmux_ray.config import AppConfig, load_app_config, load_serve_config, parse_app_config
+from pdmux_ray.errors import ConfigError, RequestError
+from pdmux_ray.types import Mode, SamplingParams
+
+
+@pytest.fixture
+def config_file(tmp_path: Path) -> Path:
+    path = tmp_path / "serve.yaml"
+    path.write_text("applications: [{name: a, import_path: x:y, args: {model: demo, engine: {max_batch: 3}}}]")
+    return path
+
+
+def test_the_first_applications_args_are_the_configuration(config_file: Path) -> None:
+    config = load_app_config(config_file)
+    assert (config.model, config.engine.max_batch, config.engine.mode) == ("demo", 3, Mode.PREFILL_FIRST)
+
+
+def test_no_args_means_all_defaults() -> None:
+    assert parse_app_config({}) == AppConfig()
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        ({"modle": "demo"}, "modle: Extra inputs"),
+        ({"engine": {"max_batch": 0}}, "engine.max_batch: Input should be greater than 0"),
+        ({"engine": {"mode": "best"}}, "engine.mode: Input should be 'prefill_first' or 'chunked'"),
+        ({"engine": {"kv_cache_gib": float("inf")}}, "engine.kv_cache_gib"),
+        ("demo", "(top)"),
+    ],
+)
+def test_a_wrong_key_or_value_is_named(args: object, words: str) -> None:
+    with pytest.raises(ConfigError, match="args are wrong") as caught:
+        parse_app_config(args)
+    assert words in str(caught.value)
+
+
+def test_an_override_reaches_both_the_document_and_the_configuration(config_file: Path) -> None:
+    document, config = load_serve_config(config_file, ["engine.mode=chunked", "gateway.max_prompts=2", "model=/a=b"])
+    assert document["applications"][0]["args"]["engine"] == {"max_batch": 3, "mode": "chunked"}
+    assert (config.engine.mode, config.gateway.max_prompts, config.model) == (Mode.CHUNKED, 2, "/a=b")
+
+
+@pytest.mark.parametrize(
+    "override", ["engine.mode", "=3", "engine.=3", "model.name=x", "engine.mode=[", "engine.modus=chunked"]
+)
+def test_an_override_that_makes_no_sense_is_refused(config_file: Path, override: str) -> None:
+    with pytest.raises(ConfigError):
+        load_serve_config(config_file, [override])
+
+
+@pytest.mark.parametrize("text", ["", "applications: []", "just text", "applications: [", "[1]"])
+def test_a_file_that_is_no_serve_config_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "serve.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match="serve.yaml"):
+        load_app_config(path)
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"temperature": float("nan")},
+        {"temperature": -0.1},
+        {"top_p": 0.0},
+        {"max_tokens": 0},
+        {"seed": 2**63},
+        {"logprobs": 21},
+        {"min_tokens": 9, "max_tokens": 8},
+    ],
+)
+def test_a_sampling_parameter_out_of_range_names_itself(params: dict[str, object]) -> None:
+    with pytest.raises(RequestError) as caught:
+        SamplingParams(**params)  # type: ignore[arg-type]
+    assert caught.value.param == next(iter(params))
