@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from pdmux_ray import __version__, cli
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["version"]) == 0
+    assert capsys.readouterr().out == f"pdmux-ray {__version__}\n"
+
+
+def test_a_valid_config_is_shown_with_its_defaults(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["config", "check", str(ROOT / "configs" / "cpu-demo.yaml")]) == 0
+    shown = yaml.safe_load(capsys.readouterr().out)
+    assert shown["model"] == "demo"
+    assert shown["engine"]["page_size"] == 16
+
+
+def test_a_wrong_config_is_an_error_that_names_the_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "wrong.yaml"
+    path.write_text("applications: [{args: {engine: {page_sise: 16}}}]")
+    assert cli.main(["config", "check", str(path)]) == 2
+    assert "engine.page_sise" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--model", "nowhere"], "neither 'demo', nor a directory"),
+        (["--temperature", "9"], "temperature must be between"),
+        (["--min-tokens", "9", "--max-tokens", "3"], "min_tokens (9) must not exceed max_tokens (3)"),
+        (["--logprobs", "1"], "--logprobs needs --json"),
+        (["--config", "missing.yaml"], "cannot read missing.yaml"),
+    ],
+)
+def test_a_wrong_argument_is_one_line_and_exit_code_2(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["generate", "--prompt", "x", *arguments]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith("pdmux: ")
+    assert shown.err.count("\n") == 1
+    assert message in shown.err
