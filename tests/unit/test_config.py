@@ -61,7 +61,7 @@ def test_an_override_that_makes_no_sense_is_refused(config_file: Path, override:
 def test_a_file_that_is_no_serve_config_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "serve.yaml"
     path.write_text(text)
-    with pytest.raises(ConfigError, match="serve.yaml"):
+    with pytest.raises(ConfigError, match=r"serve\.yaml"):
         load_app_config(path)
 
 
