@@ -1,6 +1,7 @@
 """`python -m pdmux_ray.bench.runner_step`: how long the CPU runner's steps take, without engine or HTTP.
 
-Decode steps (median, with sampling) at several batch sizes, and whole prefills, of random tokens.
+Decode steps (with sampling) at several batch sizes, and whole prefills, of random tokens: median and least time. Where the
+two are far apart, something else used the cores.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 
 from pdmux_ray.config import EngineConfig
 from pdmux_ray.device.base import build_runner
 from pdmux_ray.engine.runner import PrefillSlice, Runner, StepBatch
-from pdmux_ray.model.config import DecoderConfig
 from pdmux_ray.model.source import resolve
 from pdmux_ray.types import SamplingParams
 
@@ -50,23 +52,24 @@ class _Bench:
         self._runner.launch(batch)
         output = self._runner.collect()
         took = time.perf_counter() - started
+        assert output is not None
         for sequence, token in zip([*batch.decodes, *(p.sequence for p in batch.prefills)], output.tokens, strict=True):
             assert isinstance(sequence, _Sequence)
             sequence.tokens.append(token)
         return took
 
-    def decode_s(self, count: int, context: int, steps: int) -> float:
+    def decode_s(self, count: int, context: int, steps: int) -> list[float]:
         running = self.sequences(count, context, steps + 2)
         for sequence in running:
             self.step_s(StepBatch([], [PrefillSlice(sequence, 0, context, True)]))
-        return statistics.median([self.step_s(StepBatch(running, [])) for _ in range(steps + 2)][2:])
+        return [self.step_s(StepBatch(running, [])) for _ in range(steps + 2)][2:]
 
-    def prefill_s(self, tokens: int, repeats: int) -> float:
+    def prefill_s(self, tokens: int, repeats: int) -> list[float]:
         def once() -> float:
             (sequence,) = self.sequences(1, tokens, 1)
             return self.step_s(StepBatch([], [PrefillSlice(sequence, 0, tokens, True)]))
 
-        return statistics.median([once() for _ in range(repeats)])
+        return [once() for _ in range(repeats)]
 
 
 def _numbers(text: str) -> list[int]:
@@ -89,27 +92,36 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def _measure(dtype: str, directory: Path, args: argparse.Namespace) -> None:
+    config = EngineConfig.model_validate(
+        {"device": "cpu", "dtype": dtype, "threads": args.threads, "kv_cache_gib": args.kv_cache_gib}
+    )
+    params = SamplingParams(temperature=args.temperature, top_p=args.top_p, max_tokens=2**20)
+    runner = build_runner(directory, config)  # before torch is imported: it limits spinning
+
+    from pdmux_ray.model.config import DecoderConfig
+
+    bench = _Bench(runner, DecoderConfig.from_pretrained(directory).vocab_size, params)
+
+    def report(name: str, measure: Callable[[], list[float]]) -> None:
+        print(f"measuring {dtype}: {name} ...", end="\r", file=sys.stderr, flush=True)
+        took_ms = [took * 1e3 for took in measure()]
+        print("\x1b[K", end="", file=sys.stderr, flush=True)
+        print(f"{dtype:10} {name:28} {statistics.median(took_ms):9.2f} {min(took_ms):9.2f}", flush=True)
+
+    for count in args.batches:
+        report(f"decode {count} x {args.context} tokens", partial(bench.decode_s, count, args.context, args.steps))
+    for tokens in args.prompts:
+        report(f"prefill {tokens} tokens", partial(bench.prefill_s, tokens, args.repeats))
+    runner.close()
+
+
 def main() -> None:
     args = _arguments()
     directory = resolve(args.model)
-    params = SamplingParams(temperature=args.temperature, top_p=args.top_p, max_tokens=2**20)
-    print(f"{'dtype':10} {'step':28} {'ms':>9}")
+    print(f"{'dtype':10} {'step':28} {'median ms':>9} {'least ms':>9}")
     for dtype in args.dtypes.split(","):
-        config = EngineConfig(device="cpu", dtype=dtype, threads=args.threads, kv_cache_gib=args.kv_cache_gib)
-        runner = build_runner(directory, config)
-        bench = _Bench(runner, DecoderConfig.from_pretrained(directory).vocab_size, params)
-        cases: list[tuple[str, Callable[[], float]]] = [
-            (f"decode {count} x {args.context} tokens", lambda count=count: bench.decode_s(count, args.context, args.steps))
-            for count in args.batches
-        ] + [
-            (f"prefill {tokens} tokens", lambda tokens=tokens: bench.prefill_s(tokens, args.repeats)) for tokens in args.prompts
-        ]
-        for name, measure in cases:
-            print(f"measuring {dtype}: {name} ...", end="\r", file=sys.stderr, flush=True)
-            took = measure()
-            print("\x1b[K", end="", file=sys.stderr, flush=True)
-            print(f"{dtype:10} {name:28} {took * 1e3:9.2f}", flush=True)
-        runner.close()
+        _measure(dtype, directory, args)
 
 
 if __name__ == "__main__":

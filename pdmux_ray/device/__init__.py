@@ -1,1 +1,4 @@
-"""Devices: runners that compute steps. Imports torch; each device is one folder beside the KV pool and the sampler they share."""
+"""Devices: runners that compute steps. Imports torch.
+
+Each device is one folder; the KV pool, the step tensors and the sampler are shared.
+"""

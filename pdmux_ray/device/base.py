@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from pdmux_ray.clock import WallClock
 from pdmux_ray.config import EngineConfig
 from pdmux_ray.engine.runner import Runner
 from pdmux_ray.errors import ConfigError
+
+# Rounds that a CPU thread spins at the end of a parallel region before it sleeps: tens of microseconds. GNU OpenMP's default is
+# milliseconds, more than a whole layer takes: as soon as anything else wants a core, threads that only wait keep it from the
+# thread they wait for, and steps take ten times as long. With fewer rounds than this, threads fall asleep within a step.
+SPIN_ROUNDS = 1000
+
+
+def limit_spinning() -> None:
+    """Bounds how long idle CPU threads spin, unless the environment says. Has an effect only before torch is imported."""
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", str(SPIN_ROUNDS))
 
 
 def build_runner(model_dir: Path | None, config: EngineConfig) -> Runner:
@@ -22,6 +34,7 @@ def build_runner(model_dir: Path | None, config: EngineConfig) -> Runner:
         return FakeRunner(fake.pages, config.page_size, fake.step_s, fake.prefill_s_per_token, WallClock())
     if model_dir is None:
         raise ConfigError(f"device: {config.device} needs a model directory; only device: fake runs without one")
+    limit_spinning()
     from pdmux_ray.device.cpu.runner import CpuRunner
 
     return CpuRunner(model_dir, config)

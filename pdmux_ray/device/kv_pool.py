@@ -16,7 +16,8 @@ def layout_for(kv_cache_gib: float, layers: int, kv_heads: int, head_dim: int, p
     pages = int(kv_cache_gib * 2**30 / one.total_bytes)
     if pages < 1:
         raise ConfigError(
-            f"kv_cache_gib: {kv_cache_gib} holds no page of {page_size} tokens ({one.total_bytes / 2**30:.3g} GiB in all layers); raise it"
+            f"kv_cache_gib: {kv_cache_gib} does not hold one page of {page_size} tokens, which takes "
+            f"{one.total_bytes / 2**30:.3g} GiB; raise it"
         )
     return KVLayout(layers, pages, kv_heads, page_size, head_dim, dtype.itemsize)
 

@@ -4,8 +4,9 @@ Order: stop tokens are barred (until min_tokens) → penalties → temperature �
 Log probabilities are those of the raw logits, before any of it.
 
 The kept tokens are ordered by falling probability and `uniform(seed, position)` is looked up in their cumulated mass. The
-vocabulary is not sorted for that: the best `CANDIDATES` tokens are, and the mass of the whole row is known exactly. Should the
-number fall beyond the candidates, then without a filter the others follow in the order of their ids, and with one the row is sorted whole.
+vocabulary is not sorted for that: the best `CANDIDATES` tokens are, and the mass of the whole row is known exactly. Should
+the number fall beyond the candidates, then without a filter the others follow in the order of their ids, and with one the
+row is sorted whole.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def _argmax(logits: Tensor) -> list[int]:
 
 
 def _logprobs(raw: Tensor, tokens: list[int]) -> list[TokenLogprobs]:
-    """raw [N, V] log probabilities. Always the best MAX_LOGPROBS, so that a row's answer does not hang on its neighbours' wishes."""
+    """raw [N, V] log probabilities. Always looks for MAX_LOGPROBS: a row must not depend on its neighbours."""
     chosen = raw[range(len(tokens)), tokens].tolist()
     values, ids = (best.tolist() for best in raw.topk(min(MAX_LOGPROBS, raw.shape[1]), dim=-1))
     return [TokenLogprobs(chosen[row], tuple(zip(ids[row], values[row], strict=True))) for row in range(len(tokens))]

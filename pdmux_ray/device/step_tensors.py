@@ -11,7 +11,7 @@ from pdmux_ray.model.ops import AttentionBatch
 
 
 class StepTensors:
-    """Token ids [T] int64, where each lives, and the step's rows to sample from. The decodes come first, then the prefill slices.
+    """Token ids [T] int64, where each lives, and the step's rows to sample from. Decodes come first, then prefill slices.
 
     `sampled` and `rows` (indices into T) are in the order of StepOutput. Made anew for each step; on the CPU.
     """

@@ -6,6 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from pdmux_ray.device.base import limit_spinning
+
+limit_spinning()  # before a test module imports torch
+
 
 @pytest.fixture(scope="session")
 def demo_dir() -> Path:

@@ -1,7 +1,7 @@
 // Kernels of a decoder layer over the paged KV pool. extern "C", called through ctypes; native.py mirrors the two structs.
 //
 //   pool[layer][0 = key, 1 = value][page][kv_head][slot in page][head_dim]   (KVLayout)
-//   slot number of a token = page * page_size + slot in page; negative: the token writes no KV
+//   slot number of a token = page * page_size + slot in page
 //
 // Attention cuts the work into tasks (sequence, tile of queries, kv head). The rows of a tile are its queries times the query heads that
 // share the kv head; they meet the keys in blocks of 64 that start at multiples of 64 in the sequence, with an online softmax. A row's
@@ -79,13 +79,12 @@ template <class T> void place_token(const Step& step, const Layer& layer, int64_
   for (int64_t h = 0; h < layer.heads + layer.kv_heads; h++, head += dim) {
     bool query = h < layer.heads;
     const T* norm = (const T*)(query ? layer.q_norm : layer.k_norm);
-    if (!query && slot < 0) continue;
     if (norm) normalize(head, norm, layer.norm_eps, dim, head);
     T* out = head;
     if (!query) out = (T*)layer.keys + ((page * layer.kv_heads + h - layer.heads) * step.page_size + offset) * dim;
     rotate(head, cos, sin, dim, out);
   }
-  for (int64_t h = 0; h < layer.kv_heads && slot >= 0; h++, head += dim)
+  for (int64_t h = 0; h < layer.kv_heads; h++, head += dim)
     memcpy((T*)layer.values + ((page * layer.kv_heads + h) * step.page_size + offset) * dim, head, dim * sizeof(T));
 }
 
@@ -127,16 +126,23 @@ template <class T> struct TileAttention {
     }
   }
 
-  int64_t slot_of(int64_t head, int64_t key) const {  // element offset of a key (or value) in the layer's half of the pool
-    return ((pages[key / step.page_size] * layer.kv_heads + head) * step.page_size + key % step.page_size) * dim;
+  // Element offsets of the keys (and values) [first, first + KEYS) in the layer's half of the pool; -1 from `end` on. Asks for their
+  // memory: pages lie anywhere, and this is called one block ahead.
+  void locate(int64_t head, int64_t first, int64_t end, int64_t* at) const {
+    int64_t page = first / step.page_size, offset = first % step.page_size;
+    for (int j = 0; j < KEYS; j++) {
+      at[j] = first + j < end ? ((pages[page] * layer.kv_heads + head) * step.page_size + offset) * dim : -1;
+      if (++offset == step.page_size) page++, offset = 0;
+    }
+    for (const T* from : {keys, values})
+      for (int j = 0; j < KEYS && at[j] >= 0; j++)
+        for (int64_t byte = 0; byte < dim * (int64_t)sizeof(T); byte += 64) __builtin_prefetch((const char*)(from + at[j]) + byte);
   }
 
-  // kt[words][KEYS] and v[KEYS / PW][dim] for the block's keys [first, end); keys past `end` read as zeros.
-  void gather(int64_t head, int64_t first, int64_t end) {
+  // kt[words][KEYS] and v[KEYS / PW][dim] of one block; keys at -1 read as zeros.
+  void gather(const int64_t* at) {
     static const T zeros[256] = {};
-    for (int g = 0; g < KEYS; g += 16) {
-      int64_t at[16];
-      for (int j = 0; j < 16; j++) at[j] = first + g + j < end ? slot_of(head, first + g + j) : -1;
+    for (int g = 0; g < KEYS; g += 16, at += 16) {
       for (int64_t w = 0; w < words; w += 16) gather_keys(at, w, g);
       for (int j = 0; j < 16; j += PW) {
         const T* a = at[j] < 0 ? zeros : values + at[j];
@@ -213,8 +219,11 @@ template <class T> struct TileAttention {
     std::fill_n(s.mass.begin(), rows, 0.0f);
     std::fill_n(s.top.begin(), rows, -1e30f);
     int64_t oldest = layer.window ? std::max<int64_t>(0, position - layer.window + 1) : 0, end = position + task.queries;
-    for (int64_t first = oldest / KEYS * KEYS; first < end; first += KEYS) {
-      gather(head, first, end);
+    int64_t first = oldest / KEYS * KEYS, at[2][KEYS];
+    locate(head, first, end, at[0]);
+    for (int64_t block = 0; first < end; first += KEYS, block++) {
+      if (first + KEYS < end) locate(head, first + KEYS, end, at[~block & 1]);
+      gather(at[block & 1]);
       rows_times<M, 4>(s.q.data(), words, rows, s.kt.data(), KEYS, words, s.scores.data(), KEYS, false);
       for (int64_t r = 0; r < rows; r++) softmax_row(r, first, position + r / group);
       int64_t d = 0;

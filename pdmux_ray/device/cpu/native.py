@@ -52,7 +52,7 @@ class _Layer(ctypes.Structure):
 
 
 class Kernels:
-    """The kernels for one KV pool of `KVLayout.shape`. Tensors are contiguous and have the pool's dtype; no call checks that."""
+    """The kernels for one KV pool of `KVLayout.shape`. Tensors are contiguous, of the pool's dtype; no call checks it."""
 
     def __init__(self, library: ctypes.CDLL, pool: Tensor) -> None:
         suffix = _SUFFIX[pool.dtype]

@@ -18,7 +18,7 @@ _MAX_HEAD_DIM = 256
 class PackedLinear:
     """A weight in oneDNN's own layout, and its bias."""
 
-    __slots__ = ("weight", "bias")
+    __slots__ = ("bias", "weight")
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self.weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), 16)
@@ -29,7 +29,7 @@ class TorchOps(ReferenceOps):
     """Linears with packed weights; the rest in plain torch, for machines without a compiler."""
 
     def pack_linear(self, weight: Tensor, bias: Tensor | None) -> Any:
-        if not torch.backends.mkldnn.is_available():
+        if not torch._C._has_mkldnn:
             return super().pack_linear(weight, bias)
         return PackedLinear(weight, bias)
 
@@ -44,9 +44,13 @@ class TorchOps(ReferenceOps):
         return self._product(x, packed, residual)
 
     def _product(self, x: Tensor, packed: PackedLinear, residual: Tensor | None) -> Tensor:
+        onednn = torch.ops.mkldnn._linear_pointwise
+        out: Tensor
         if residual is None:
-            return torch.ops.mkldnn._linear_pointwise(x, packed.weight, packed.bias, "none", [], "")
-        return torch.ops.mkldnn._linear_pointwise.binary(x, residual, packed.weight, packed.bias, "add")
+            out = onednn(x, packed.weight, packed.bias, "none", [], "")
+        else:
+            out = onednn.binary(x, residual, packed.weight, packed.bias, "add")
+        return out
 
 
 class CpuOps(TorchOps):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -18,6 +18,15 @@ from pdmux_ray.device.step_tensors import StepTensors
 from pdmux_ray.engine.runner import GiveUp, SequenceView, StepBatch, StepOutput, never
 from pdmux_ray.model.config import DecoderConfig
 from pdmux_ray.model.decoder import Decoder, load_decoder
+
+
+@dataclass(frozen=True, slots=True)
+class _Launched:
+    """`logits` [len(sampled), V]; None when there is nothing to sample."""
+
+    logits: Tensor | None
+    sampled: list[SequenceView]
+    given_up: bool
 
 
 class CpuRunner:
@@ -39,40 +48,43 @@ class CpuRunner:
         self._layers, self._dynamic_rope = model.layers, model.rope.dynamic
         self._sampler = Sampler(model.eos_token_ids)
         self._step_thread = 0
-        self._launched: tuple[Tensor | None, list[SequenceView]] | None = None
+        self._launched: _Launched | None = None
         self._given_up = False
 
     def launch(self, batch: StepBatch, give_up: GiveUp = never) -> None:
-        """Computes the step; one with prefills layer by layer, so that it can be given up."""
+        """Computes the step; with prefills it asks `give_up` after every layer."""
         if self._decoder is None:
             raise RuntimeError("the runner is closed")
         self._use_threads()
         step = StepTensors(batch, self.page_size, self._dynamic_rope)
         with torch.inference_mode():
-            hidden = self._decoder.embed(step.token_ids)
-            block = 1 if batch.prefills else self._layers
-            for start in range(0, self._layers, block):
-                self._given_up = bool(batch.prefills) and give_up()
-                if self._given_up:
-                    return
-                hidden = self._decoder.run_layers(start, start + block, hidden, step.batch)
+            hidden = self._layers_of(self._decoder, step, give_up if batch.prefills else None)
             logits = None
-            if step.sampled:
-                rows = hidden if len(step.rows) == len(hidden) else hidden[step.rows]
-                logits = self._decoder.logits(rows)
-        self._launched = logits, step.sampled
+            if hidden is not None and step.sampled:
+                logits = self._decoder.logits(hidden if len(step.rows) == len(hidden) else hidden[step.rows])
+        self._launched = _Launched(logits, step.sampled, given_up=hidden is None)
+
+    def _layers_of(self, decoder: Decoder, step: StepTensors, give_up: GiveUp | None) -> Tensor | None:
+        """Hidden states [T, H] after the last layer; None when given up."""
+        hidden = decoder.embed(step.token_ids)
+        if give_up is None:
+            return decoder.run_layers(0, self._layers, hidden, step.batch)
+        for layer in range(self._layers):
+            if give_up():
+                return None
+            hidden = decoder.run_layers(layer, layer + 1, hidden, step.batch)
+        return hidden
 
     def collect(self) -> StepOutput | None:
-        if self._given_up:
-            self._given_up = False
-            return None
-        if self._launched is None:
+        launched, self._launched = self._launched, None
+        if launched is None:
             raise RuntimeError("collect was called without a launched step")
-        (logits, sequences), self._launched = self._launched, None
-        if logits is None:
+        if launched.given_up:
+            return None
+        if launched.logits is None:
             return StepOutput()
         with torch.inference_mode():
-            return self._sampler.sample(logits, sequences)
+            return self._sampler.sample(launched.logits, launched.sampled)
 
     def close(self) -> None:
         self._decoder = self._launched = None

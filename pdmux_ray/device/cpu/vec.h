@@ -44,16 +44,24 @@ static inline float read1(const bf16* p) {
 static inline void write1(float* p, float x) { *p = x; }
 static inline void write1(bf16* p, float x) { p->bits = to_bf16(splat(x))[0]; }
 
-static inline float sum16(f16 x) {
-  float s = 0;
-  for (int i = 0; i < 8; i++) s += x[i] + x[i + 8];
-  return s;
-}
 static inline f16 max16(f16 a, f16 b) { return a > b ? a : b; }
+template <int N> static inline f16 rotated(f16 x) {
+  i16 lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  return __builtin_shuffle(x, (lane + N) & 15);
+}
+static inline float sum16(f16 x) {
+  x += rotated<8>(x);
+  x += rotated<4>(x);
+  x += rotated<2>(x);
+  x += rotated<1>(x);
+  return x[0];
+}
 static inline float top16(f16 x) {
-  float m = x[0];
-  for (int i = 1; i < 16; i++) m = x[i] > m ? x[i] : m;
-  return m;
+  x = max16(x, rotated<8>(x));
+  x = max16(x, rotated<4>(x));
+  x = max16(x, rotated<2>(x));
+  x = max16(x, rotated<1>(x));
+  return x[0];
 }
 
 // e^x to about 2 ulp; exactly 0 below -87 (also for -inf), e^88 from 88 on.
