@@ -62,7 +62,7 @@ class GatewayConfig(_Frozen):
     max_prompts: PositiveInt = 64  # prompts (times n) of one HTTP request
     request_timeout_s: PositiveFloat = 600.0  # from arrival to last token
     default_max_tokens: PositiveInt | None = None  # None: up to the context length for chat, 16 for completions
-    discovery_period_s: PositiveFloat = 1.0  # how often the instances are listed
+    discovery_period_s: PositiveFloat = 5.0  # how often the instances are listed (more often while there is none)
 
 
 class AppConfig(_Frozen):

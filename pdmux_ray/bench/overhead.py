@@ -1,8 +1,10 @@
-"""What serving costs per streamed token, beside a bare one-hop SSE echo on the same Serve: `python -m pdmux_ray.bench.overhead`.
+"""What serving costs per streamed token, beside a bare one-hop SSE echo on the same Serve.
 
-48 streams of 20 tokens a second come from a process of their own; no model runs (the fake device). Counted is the CPU time (user
-and system) of the processes on the path while all streams run: Serve's proxy (HAProxy and its manager) and the replicas. The
-same for the echo, right after; in the default proxy mode and in HAProxy mode. Exit status 1 when a limit is missed.
+python -m pdmux_ray.bench.overhead
+
+48 streams of 20 tokens a second come from a process of their own; no model runs (the fake device). Counted is the CPU time
+(user and system) of the processes on the path while all streams run: Serve's proxy (HAProxy and its manager) and the replicas.
+The same for the echo, right after; in the default proxy mode and in HAProxy mode. Exit status 1 when a limit is missed.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import psutil
@@ -56,7 +58,7 @@ def main() -> int:
     arguments = parser.parse_args()
     modes = ("proxy", "haproxy") if arguments.mode == "both" else (arguments.mode,)
     missed = False
-    print(f"{arguments.streams} streams, {RATE} tokens/s each, {arguments.seconds:.0f} s; serving CPU in microseconds per token")
+    print(f"{arguments.streams} streams, {RATE} tokens/s each, {arguments.seconds:.0f} s; serving CPU in us per token")
     for mode in modes:
         costs = _measure_mode(mode, arguments.model, arguments.streams, arguments.seconds)
         missed |= _report(mode, costs)
@@ -100,7 +102,13 @@ def _server(mode: str, model: str) -> Iterator[tuple[int, psutil.Process]]:
 
 
 def _measure(
-    root: psutil.Process, port: int, path: str, body: dict[str, object], streams: int, seconds: float, titles: tuple[str, ...]
+    root: psutil.Process,
+    port: int,
+    path: str,
+    body: Mapping[str, object],
+    streams: int,
+    seconds: float,
+    titles: tuple[str, ...],
 ) -> Cost:
     command = [sys.executable, "-m", "pdmux_ray.bench.overhead_client", str(port), path, json.dumps(body), str(streams)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as client:

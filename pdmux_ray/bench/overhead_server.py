@@ -23,13 +23,12 @@ from pdmux_ray.serve.app import build_app
 echo_http = FastAPI()
 
 
-@serve.deployment(name="Echo", max_ongoing_requests=1000, ray_actor_options={"num_cpus": 0})
 @serve.ingress(echo_http)
 class Echo:
     """Streams `max_tokens` chat chunks, one every `1 / rate` seconds."""
 
     @echo_http.post("/chat")
-    async def chat(self, body: dict) -> StreamingResponse:
+    async def chat(self, body: dict[str, int]) -> StreamingResponse:
         return StreamingResponse(self._tokens(body["max_tokens"], 1 / body["rate"]), media_type="text/event-stream")
 
     async def _tokens(self, count: int, period_s: float) -> AsyncIterator[str]:
@@ -54,7 +53,11 @@ def main(port: int, model: str, step_s: float) -> None:
         serve.start(http_options={"host": "127.0.0.1", "port": port}, proxy_location="HeadOnly")
         engine = EngineConfig(device="fake", fake=FakeConfig(step_s=step_s))
         serve.run(build_app(AppConfig(model=model, served_model_name="demo", engine=engine)), name="pdmux", route_prefix="/")
-        serve.run(Echo.bind(), name="echo", route_prefix="/echo")
+        serve.run(
+            serve.deployment(Echo, name="Echo", max_ongoing_requests=1000, ray_actor_options={"num_cpus": 0}).bind(),
+            name="echo",
+            route_prefix="/echo",
+        )
         print("READY", flush=True)
         signal.sigwait({signal.SIGTERM, signal.SIGINT})
     finally:

@@ -37,26 +37,31 @@ class Mailbox:
     def __init__(self) -> None:
         self._events: list[tuple[int, Event]] = []  # (choice index, event)
         self._error: Exception | None = None
-        self._wake = asyncio.Event()
+        self._waiter: asyncio.Future[None] | None = None
 
     def put(self, index: int, event: Event) -> None:
         self._events.append((index, event))
-        self._wake.set()
+        self._wake()
 
     def fail(self, error: Exception) -> None:
         """What has arrived is still delivered first."""
         self._error = self._error or error
-        self._wake.set()
+        self._wake()
 
     async def take(self) -> list[tuple[int, Event]]:
         """Everything new, at least one event. Raises what it failed with."""
         while not self._events:
             if self._error is not None:
                 raise self._error
-            self._wake.clear()
-            await self._wake.wait()
+            self._waiter = asyncio.get_running_loop().create_future()  # cheaper than an asyncio.Event, once per token
+            await self._waiter
         events, self._events = self._events, []
         return events
+
+    def _wake(self) -> None:
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
 
 
 class Answer:
@@ -82,6 +87,7 @@ class Answer:
         self._metrics = metrics
         self._leave = leave
         self._last_s: list[float | None] = [None] * len(choices)  # when each choice's newest token came
+        self._open = len(choices)  # choices without an end
         self._running: set[str] = set()  # request ids, in the engine's view
         self._error: BaseException | None = None
         self._timer = asyncio.get_running_loop().call_later(timeout_s, self._expire, timeout_s)
@@ -89,7 +95,7 @@ class Answer:
 
     @property
     def finished(self) -> bool:
-        return all(choice.finish is not None for choice in self.choices)
+        return not self._open
 
     async def start(self, submit: Awaitable[None]) -> None:
         """Waits until the engine has the requests. Raises what it refuses them with."""
@@ -179,6 +185,7 @@ class Answer:
                 self._observe(index, now_s)
             text = choice.take(event)
             ended = choice.finish is not None
+            self._open -= ended
             logprobs = choice.take_logprobs() if choice.logprobs and (text or ended) else ()
             updates.append(Update(choice, text, logprobs, ended))
             if ended and choice.request_id in self._running:  # by a stop string, which the engine does not know of

@@ -14,7 +14,6 @@ from pdmux_ray.model.source import resolve
 from pdmux_ray.serve.completions import ModelCard
 from pdmux_ray.serve.gateway import Gateway
 from pdmux_ray.serve.instance import Instance
-from pdmux_ray.serve.pinned import ROUTER
 
 # Serve's own limits stay out of the way: the engine's queue is the one that is full (429), and it knows why.
 MAX_ONGOING_REQUESTS = 10_000
@@ -30,9 +29,8 @@ def build_app(args: AppConfig) -> serve.Application:
         num_replicas=args.instances,
         max_ongoing_requests=MAX_ONGOING_REQUESTS,
         ray_actor_options={"num_cpus": 0 if args.engine.device == "fake" else 1},
-        request_router_config=ROUTER,
         logging_config=LoggingConfig(enable_access_log=False),  # a line per discovery round and gateway would say nothing
-        health_check_period_s=5,
+        health_check_period_s=10,
         health_check_timeout_s=30,
         graceful_shutdown_wait_loop_s=0.5,
         graceful_shutdown_timeout_s=30,
@@ -43,7 +41,7 @@ def build_app(args: AppConfig) -> serve.Application:
         num_replicas=args.gateways,
         max_ongoing_requests=MAX_ONGOING_REQUESTS,
         ray_actor_options={"num_cpus": 0},  # waits more than it computes, and must fit beside an instance on a small machine
-        health_check_period_s=5,
+        health_check_period_s=10,
         health_check_timeout_s=30,
         graceful_shutdown_wait_loop_s=0.5,
         graceful_shutdown_timeout_s=30,

@@ -95,7 +95,7 @@ class Completions:
             arrived_s=arrived_s,
             timeout_s=self._config.request_timeout_s,
             metrics=self._metrics,
-            leave=partial(self._links.abort, link),
+            leave=link.abort,
         )
         return await self._serve(job, link, requests, answer)
 
@@ -103,7 +103,7 @@ class Completions:
         """The head of the answer waits for the first token, so that whatever goes wrong before it has a status of its own."""
         body, streams = job.body, False
         try:
-            await answer.start(self._links.submit(link, requests, answer.mailbox))
+            await answer.start(link.submit(requests, answer.mailbox))
             updates = await answer.next()
             if not body.stream:
                 return JSONResponse(await answer.whole(job.reply, updates))
@@ -167,7 +167,7 @@ class Completions:
             for number in range(body.choices_per_prompt):
                 request_id = next(self._request_ids)
                 params = body.sampling(max_tokens, number, link.vocab_size)
-                requests.append(NewRequest(request_id, tuple(prompt), params, sink=self._links.gateway_id))
+                requests.append(NewRequest(request_id, tuple(prompt), params))
                 text = TextStream(self._tokenizer, tuple(body.stop), params.min_tokens)
                 choices.append(Choice(len(choices), request_id, text, first_of_prompt=number == 0))
         return requests, choices

@@ -1,110 +1,49 @@
-"""One engine as a Serve replica: its step loop in a thread of its own, one stream of step messages per gateway."""
+"""One engine as a Serve replica: its step loop in a thread of its own, a line to every gateway."""
 
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import AsyncGenerator
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import ray
+from ray import serve
+
 from pdmux_ray.config import EngineConfig
 from pdmux_ray.device.base import build_runner
-from pdmux_ray.engine.engine import Engine
-from pdmux_ray.engine.limits import resolve_limits
-from pdmux_ray.errors import InstanceUnavailableError, PdmuxError
+from pdmux_ray.engine.engine import Engine, EngineLimits
+from pdmux_ray.errors import PdmuxError
 from pdmux_ray.serve import wire
-from pdmux_ray.serve.pinned import own_replica_id
+from pdmux_ray.serve.channel import Switchboard
 from pdmux_ray.text.tokenizer import Tokenizer
-from pdmux_ray.types import NewRequest, TokenEvent
+from pdmux_ray.types import TokenEvent
 
-HEARTBEAT_S = 1.0  # a message at least this often, so that load figures stay fresh and a dead instance is noticed
-
-
-class Sink:
-    """What waits to be sent to one gateway. Owner: the replica's event loop."""
-
-    def __init__(self) -> None:
-        self.requests: set[str] = set()  # not finished yet
-        self.events: list[wire.Event] = []
-        self.wake = asyncio.Event()
-        self.replaced = False  # the gateway attached anew; this stream ends
-
-    def add(self, events: list[wire.Event]) -> None:
-        self.events += events
-        self.requests.difference_update(event[0] for event in events if len(event) > 2 and event[3] is not None)
-        self.wake.set()
-
-    def take(self) -> list[wire.Event]:
-        self.wake.clear()
-        events, self.events = self.events, []
-        return events
+DRAIN_S = 25.0  # what a replica that is to stop waits for its requests; the deployment's shutdown timeout is longer
 
 
 class Instance:
-    """Deployment. Every public method runs on the replica's event loop and never waits for the engine."""
+    """Deployment. Everything but `_publish` runs on the replica's event loop, and nothing there waits for the engine."""
 
-    def __init__(self, model_dir: Path, config: EngineConfig) -> None:
-        tokenizer = Tokenizer.load(model_dir)
-        self._id = own_replica_id()
-        self._sinks: dict[str, Sink] = {}
-        self._seen_s: dict[str, float] = {}  # gateway id -> when it last called `describe`
-        self._loop: asyncio.AbstractEventLoop | None = None
-        limits = resolve_limits(config, tokenizer.context_length, tokenizer.vocab_size, tokenizer.eos_token_ids)
+    async def __init__(self, model_dir: Path, config: EngineConfig) -> None:  # type: ignore[misc]  # Serve awaits it
+        self._id = str(serve.get_replica_context().replica_id.unique_id)
+        self._host = ray.util.get_node_ip_address()
+        limits = _limits(Tokenizer.load(model_dir), config)
         self._engine = Engine(build_runner(model_dir, config), limits, self._publish)
+        self._switchboard = Switchboard(self)
         self._engine.start()
+        await self._switchboard.open(self._host)
 
-    async def describe(self, gateway_id: str) -> dict[str, Any]:
-        """Who this is. Gateways call it all the time: it is also their sign of life."""
-        self._seen_s[gateway_id] = time.monotonic()
+    async def describe(self) -> dict[str, Any]:
+        """Who this is, how it is reached, and what is wrong with it. Gateways call it all the time."""
         limits = self._engine.limits
         return {
             "instance_id": self._id,
+            "address": (self._host, self._switchboard.port, self._switchboard.token),
             "context_length": limits.context_length,
             "vocab_size": limits.vocab_size,
             "problem": self._engine.problem(),
         }
-
-    async def attach(self, gateway_id: str, lease_s: float, instance: str) -> AsyncGenerator[wire.Message, None]:
-        """The gateway's stream: one message per step with new tokens of its requests, and a heartbeat when there are none.
-
-        Ends when the gateway attaches anew or has not called `describe` for `lease_s`. However it ends (also when Serve
-        cancels it because the gateway died), the gateway's requests are aborted.
-        """
-        self._loop = asyncio.get_running_loop()
-        if (old := self._sinks.pop(gateway_id, None)) is not None:
-            old.replaced = True
-            old.wake.set()
-        sink = self._sinks[gateway_id] = Sink()
-        self._seen_s[gateway_id] = time.monotonic()
-        try:
-            while not sink.replaced and time.monotonic() - self._seen_s[gateway_id] < lease_s:
-                yield wire.pack_load(self._engine.load()), sink.take()
-                await _wait(sink.wake, HEARTBEAT_S)
-        finally:
-            self._engine.abort(sink.requests)
-            if self._sinks.get(gateway_id) is sink:
-                del self._sinks[gateway_id], self._seen_s[gateway_id]
-
-    async def submit(self, gateway_id: str, requests: list[NewRequest], instance: str) -> wire.Reply:
-        """All of them or none. Their tokens go to the gateway's stream, which must be attached."""
-        sink = self._sinks.get(gateway_id)
-        accepted: list[str] = []
-        try:
-            if sink is None:
-                raise InstanceUnavailableError("The stream to the instance is being set up. Try again.")
-            for request in requests:
-                self._engine.submit(request)
-                accepted.append(request.request_id)
-        except PdmuxError as error:
-            self._engine.abort(accepted)
-            return wire.pack_refusal(error), wire.pack_load(self._engine.load())
-        sink.requests.update(accepted)
-        return None, wire.pack_load(self._engine.load())
-
-    async def abort(self, request_ids: list[str], instance: str) -> None:
-        """Idempotent; unknown ids are ignored."""
-        self._engine.abort(request_ids)
 
     async def check_health(self) -> None:
         """Called by Serve, which replaces the replica when it raises several times in a row."""
@@ -112,24 +51,47 @@ class Instance:
         if problem is not None:
             raise PdmuxError(problem)
 
+    def submit(self, sink: str, requests: Sequence[dict[str, Any]]) -> wire.Refusal | None:
+        """All of them or none."""
+        accepted: list[str] = []
+        try:
+            for request in requests:
+                new = wire.unpack_request(request, sink)
+                self._engine.submit(new)
+                accepted.append(new.request_id)
+        except PdmuxError as error:
+            self._engine.abort(accepted)
+            return wire.pack_refusal(error)
+        return None
+
+    def abort(self, request_ids: Sequence[str]) -> None:
+        self._engine.abort(request_ids)
+
+    def load(self) -> wire.PackedLoad:
+        return wire.pack_load(self._engine.load())
+
     async def __del__(self) -> None:
-        if hasattr(self, "_engine"):  # not when the constructor failed
+        """Awaited by Serve when the replica is to stop."""
+        if hasattr(self, "_switchboard"):  # not when the constructor failed
+            await self._switchboard.drain(DRAIN_S)
             await asyncio.to_thread(self._engine.close)
+            self._switchboard.close()
 
-    def _publish(self, gateway_id: str, events: list[TokenEvent]) -> None:
-        """In the engine's thread, once per step and gateway."""
-        packed = [wire.pack_event(event) for event in events]
-        if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._deliver, gateway_id, packed)
-
-    def _deliver(self, gateway_id: str, events: list[wire.Event]) -> None:
-        if (sink := self._sinks.get(gateway_id)) is not None:
-            sink.add(events)
+    def _publish(self, sink: str, events: list[TokenEvent]) -> None:
+        """In the engine's thread."""
+        self._switchboard.deliver(sink, [wire.pack_event(event) for event in events])
 
 
-async def _wait(event: asyncio.Event, timeout_s: float) -> None:
-    try:
-        async with asyncio.timeout(timeout_s):
-            await event.wait()
-    except TimeoutError:
-        pass
+def _limits(tokenizer: Tokenizer, config: EngineConfig) -> EngineLimits:
+    return EngineLimits(
+        context_length=config.context_length or tokenizer.context_length,
+        vocab_size=tokenizer.vocab_size,
+        eos_token_ids=tokenizer.eos_token_ids,
+        mode=config.mode,
+        chunk_tokens=config.chunk_tokens,
+        max_prefill_tokens=config.max_prefill_tokens,
+        max_batch=config.max_batch,
+        max_waiting=config.max_waiting,
+        prefix_cache=config.prefix_cache,
+        stall_timeout_s=config.stall_timeout_s,
+    )

@@ -1,25 +1,24 @@
-"""What gateway and instance say to each other: plain tuples, because they are packed and unpacked on every step.
+"""How the types of the engine travel between gateway and instance: as what JSON has, because it is packed on every step.
 
-message   `(load, events)`
 load      the fields of `types.Load`, in order
 event     `(request_id, token)` in the common case, else `(request_id, token, logprobs, finish, error, cached_tokens)` as in
           `types.TokenEvent`, where logprobs is `(logprob, ((token id, logprob), ...))` and finish a `FinishReason` value
+request   the fields of `types.NewRequest` by name, without `sink` and `deadline_s`
 refusal   `(class name, message, attributes)` of the error
-reply     to a submit: `(refusal or None, load)`
 """
 
 from __future__ import annotations
 
-from dataclasses import astuple
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any, TypeAlias
 
 from pdmux_ray.errors import ContextLengthError, InstanceUnavailableError, PdmuxError, QueueFullError, RequestError
-from pdmux_ray.types import Load, TokenEvent
+from pdmux_ray.types import Load, NewRequest, SamplingParams, TokenEvent
 
-Event: TypeAlias = tuple[Any, ...]
-Message: TypeAlias = tuple[tuple[Any, ...], list[Event]]
-Refusal: TypeAlias = tuple[str, str, dict[str, Any]]
-Reply: TypeAlias = tuple[Refusal | None, tuple[Any, ...]]
+Event: TypeAlias = Sequence[Any]
+PackedLoad: TypeAlias = Sequence[Any]
+Refusal: TypeAlias = Sequence[Any]
 
 _REFUSALS: dict[str, type[PdmuxError]] = {
     kind.__name__: kind for kind in (RequestError, ContextLengthError, QueueFullError, InstanceUnavailableError)
@@ -40,16 +39,31 @@ def pack_event(event: TokenEvent) -> Event:
     )
 
 
-def pack_load(load: Load) -> tuple[Any, ...]:
-    return astuple(load)
+def is_last(event: Event) -> bool:
+    """Whether this event is its request's last one."""
+    return len(event) > 2 and event[3] is not None
 
 
-def unpack_load(load: tuple[Any, ...]) -> Load:
+def pack_load(load: Load) -> PackedLoad:
+    return (load.running, load.waiting, load.free_pages, load.total_pages, load.steps, load.heartbeat_age_s)
+
+
+def unpack_load(load: PackedLoad) -> Load:
     return Load(*load)
 
 
+def pack_request(request: NewRequest) -> dict[str, Any]:
+    return {"request_id": request.request_id, "prompt": request.prompt, "params": asdict(request.params)}
+
+
+def unpack_request(request: Mapping[str, Any], sink: str) -> NewRequest:
+    """Raises RequestError for sampling parameters out of range."""
+    params = dict(request["params"])
+    params["stop_token_ids"] = tuple(params["stop_token_ids"])
+    return NewRequest(request["request_id"], tuple(request["prompt"]), SamplingParams(**params), sink)
+
+
 def pack_refusal(error: PdmuxError) -> Refusal:
-    """Errors travel as data: an exception with a constructor of its own does not survive pickling."""
     return (type(error).__name__, str(error), dict(vars(error)))
 
 

@@ -1,0 +1,250 @@
+"""A gateway's line to an instance: one TCP connection, JSON frames both ways. Knows nothing of ray or the engine.
+
+Why not a Serve handle: a handle's stream costs more than a millisecond of CPU per step and gateway in either of Serve's
+transports (measured with `bench.overhead`), a submit costs several milliseconds of latency, and no public handle can name the
+replica it wants. Here a message is one write, frames keep their order (an abort never overtakes its submit), and a side that
+dies closes the line. Serve still starts, lists, checks and replaces the instances; `describe` hands out address and password.
+
+frame       4 bytes of length, big-endian, then JSON
+to the instance     ["hello", token, gateway_id] first; then ["submit", number, requests], ["abort", request ids], ["ping"]
+to the gateway      ["step", load, events], ["reply", number, refusal or null, load], ["leaving"]
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import itertools
+import json
+import logging
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from pdmux_ray.errors import InstanceUnavailableError
+from pdmux_ray.serve import wire
+
+HEARTBEAT_S = 1.0  # an instance sends at least this often; a gateway once per discovery round
+SILENCE_LIMIT_S = 30.0  # a side that has heard nothing for so long hangs up
+MAX_FRAME_BYTES = 256 * 2**20
+MAX_UNSENT_BYTES = 64 * 2**20  # a gateway that does not read for so long is hung up on
+HELLO_TIMEOUT_S = 5.0
+
+log = logging.getLogger("ray.serve")
+
+_encode = json.JSONEncoder(separators=(",", ":")).encode
+
+
+def pack(frame: Sequence[Any]) -> bytes:
+    body = _encode(frame).encode()
+    return len(body).to_bytes(4, "big") + body
+
+
+async def read(reader: asyncio.StreamReader) -> list[Any]:
+    """The next frame. Raises ConnectionError when the line is closed or speaks something else."""
+    try:
+        length = int.from_bytes(await reader.readexactly(4), "big")
+        if length > MAX_FRAME_BYTES:
+            raise ConnectionError(f"a frame of {length} bytes")
+        frame = json.loads(await reader.readexactly(length))
+    except asyncio.IncompleteReadError:
+        raise ConnectionError("the other side hung up") from None
+    except (ValueError, OSError) as error:
+        raise ConnectionError(str(error)) from error
+    if not isinstance(frame, list) or not frame:
+        raise ConnectionError("a frame that is no list")
+    return frame
+
+
+class Engine(Protocol):
+    """What the instance's end needs. All of it returns at once."""
+
+    def submit(self, sink: str, requests: Sequence[dict[str, Any]]) -> wire.Refusal | None: ...
+
+    def abort(self, request_ids: Sequence[str]) -> None: ...
+
+    def load(self) -> wire.PackedLoad: ...
+
+
+class _Caller:
+    """One connected gateway, at the instance."""
+
+    def __init__(self, writer: asyncio.StreamWriter) -> None:
+        self.writer = writer
+        self.requests: set[str] = set()  # not finished yet
+        self.heard_s = time.monotonic()
+        self.sent_since_beat = False
+
+    def send(self, frame: Sequence[Any]) -> None:
+        if not self.writer.transport.is_closing():
+            self.writer.write(pack(frame))
+            self.sent_since_beat = True
+
+    def beat(self, load: wire.PackedLoad) -> None:
+        if not self.sent_since_beat:
+            self.send(["step", load, []])
+        self.sent_since_beat = False
+
+    def hang_up_if_dead(self) -> None:
+        unsent = self.writer.transport.get_write_buffer_size()
+        if time.monotonic() - self.heard_s > SILENCE_LIMIT_S or unsent > MAX_UNSENT_BYTES:
+            self.writer.transport.abort()
+
+
+class Switchboard:
+    """The instance's end of all lines. Owner: the replica's event loop; only `deliver` may be called from another thread.
+
+    However a line ends, its unfinished requests are aborted.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self.token = secrets.token_urlsafe(32)
+        self.port = 0
+        self._engine = engine
+        self._callers: dict[str, _Caller] = {}  # by sink
+        self._numbers = itertools.count()
+        self._loop = asyncio.get_running_loop()
+        self._server: asyncio.Server | None = None
+        self._heartbeat: asyncio.Task[None] | None = None
+
+    async def open(self, host: str) -> None:
+        self._server = await asyncio.start_server(self._serve, host, 0)
+        self.port = self._server.sockets[0].getsockname()[1]
+        self._heartbeat = self._loop.create_task(self._beat())
+
+    def deliver(self, sink: str, events: list[wire.Event]) -> None:
+        """From the engine's thread, once per step and sink."""
+        self._loop.call_soon_threadsafe(self._deliver, sink, events)
+
+    async def drain(self, timeout_s: float) -> None:
+        """Tells the gateways to send no more, and waits until what they have sent is finished."""
+        end_s = time.monotonic() + timeout_s
+        for caller in self._callers.values():
+            caller.send(["leaving"])
+        while any(caller.requests for caller in self._callers.values()) and time.monotonic() < end_s:
+            await asyncio.sleep(0.1)
+
+    def close(self) -> None:
+        if self._heartbeat is not None:
+            self._heartbeat.cancel()
+        if self._server is not None:
+            self._server.close()
+        for caller in self._callers.values():
+            caller.writer.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        sink = ""
+        try:
+            async with asyncio.timeout(HELLO_TIMEOUT_S):
+                kind, token, gateway_id = await read(reader)
+            if kind != "hello" or not hmac.compare_digest(str(token).encode(), self.token.encode()):
+                raise ConnectionError("a caller without the password")
+            sink = f"{gateway_id}/{next(self._numbers)}"
+            caller = self._callers[sink] = _Caller(writer)
+            caller.send(["step", self._engine.load(), []])
+            while True:
+                frame = await read(reader)
+                caller.heard_s = time.monotonic()
+                self._handle(sink, caller, frame)
+        except (ConnectionError, TimeoutError, ValueError) as error:
+            log.info("The line %s ended: %s", sink or "of a stranger", error)
+        finally:
+            writer.transport.abort()
+            if (gone := self._callers.pop(sink, None)) is not None:
+                self._engine.abort(list(gone.requests))
+
+    def _handle(self, sink: str, caller: _Caller, frame: list[Any]) -> None:
+        if frame[0] == "submit":
+            _, number, requests = frame
+            refusal = self._engine.submit(sink, requests)
+            if refusal is None:
+                caller.requests.update(request["request_id"] for request in requests)
+            caller.send(["reply", number, refusal, self._engine.load()])
+        elif frame[0] == "abort":
+            self._engine.abort(frame[1])
+
+    def _deliver(self, sink: str, events: list[wire.Event]) -> None:
+        caller = self._callers.get(sink)
+        if caller is not None:
+            caller.requests.difference_update(event[0] for event in events if wire.is_last(event))
+            caller.send(["step", self._engine.load(), events])
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(HEARTBEAT_S)
+            for caller in self._callers.values():
+                caller.beat(self._engine.load())
+                caller.hang_up_if_dead()
+
+
+class Line:
+    """The gateway's end of one line. Owner: the gateway's event loop.
+
+    `on_step(load, events)` and `on_leaving()` are called from `listen`.
+    """
+
+    def __init__(self, on_step: Callable[[list[Any], list[wire.Event]], None], on_leaving: Callable[[], None]) -> None:
+        self._on_step = on_step
+        self._on_leaving = on_leaving
+        self._writer: asyncio.StreamWriter | None = None
+        self._replies: dict[int, asyncio.Future[wire.Refusal | None]] = {}
+        self._numbers = itertools.count()
+
+    async def listen(self, host: str, port: int, token: str, gateway_id: str) -> None:
+        """Connects and reads until the line ends, which it says by raising ConnectionError."""
+        try:
+            async with asyncio.timeout(HELLO_TIMEOUT_S):
+                reader, self._writer = await asyncio.open_connection(host, port)
+        except (OSError, TimeoutError) as error:
+            raise ConnectionError(f"cannot connect to {host}:{port}: {error}") from error
+        try:
+            self._send(["hello", token, gateway_id])
+            while True:
+                self._handle(await read(reader))
+        finally:
+            self._writer.transport.abort()
+            for reply in self._replies.values():
+                if not reply.done():
+                    reply.set_exception(InstanceUnavailableError("The instance went away. Send the request again."))
+
+    async def submit(self, requests: Sequence[dict[str, Any]]) -> wire.Refusal | None:
+        """None when all are accepted. Raises InstanceUnavailableError when the line is or goes down."""
+        number = next(self._numbers)
+        reply = self._replies[number] = asyncio.get_running_loop().create_future()
+        try:
+            self._send(["submit", number, requests])
+            refusal: wire.Refusal | None = await reply
+            return refusal
+        finally:
+            del self._replies[number]
+
+    def abort(self, request_ids: Sequence[str]) -> None:
+        """Never fails: an instance whose line is down has aborted them by itself."""
+        if self._writer is not None and not self._writer.transport.is_closing():
+            self._send(["abort", request_ids])
+
+    def ping(self) -> None:
+        if self._writer is not None and not self._writer.transport.is_closing():
+            self._send(["ping"])
+
+    def hang_up(self) -> None:
+        if self._writer is not None:
+            self._writer.transport.abort()
+
+    def _send(self, frame: Sequence[Any]) -> None:
+        if self._writer is None or self._writer.transport.is_closing():
+            raise InstanceUnavailableError("The line to the instance is down. Send the request again.")
+        self._writer.write(pack(frame))
+
+    def _handle(self, frame: list[Any]) -> None:
+        if frame[0] == "step":
+            self._on_step(frame[1], frame[2])
+        elif frame[0] == "reply":
+            _, number, refusal, load = frame
+            self._on_step(load, [])
+            reply = self._replies.get(number)
+            if reply is not None and not reply.done():
+                reply.set_result(refusal)
+        elif frame[0] == "leaving":
+            self._on_leaving()
