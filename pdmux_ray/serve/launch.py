@@ -56,8 +56,8 @@ class Plan:
     @property
     def url(self) -> str:
         http = self.document["http_options"]
-        host = http.get("host") or "127.0.0.1"
-        return f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{http['port']}"
+        host = "127.0.0.1" if http["host"] == "0.0.0.0" else http["host"]
+        return f"http://{host}:{http['port']}"
 
     @property
     def log(self) -> Path:
@@ -112,6 +112,7 @@ def _interrupt(number: int, frame: object) -> None:
 def _plan(args: argparse.Namespace, directory: Path) -> Plan:
     document, config = load_serve_config(args.config, args.set)
     http = document.setdefault("http_options", {})
+    http.setdefault("host", "127.0.0.1")  # behind HAProxy, Serve's own default would be every interface
     http["port"] = args.port or http.get("port") or 8000
     plan = Plan(config, document, "proxy" if args.proxy else "haproxy", directory)
     with socket.socket() as probe:

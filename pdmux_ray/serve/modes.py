@@ -4,9 +4,9 @@ haproxy   HAProxy in front, connected straight to the gateways: no Python betwee
 proxy     Serve's own proxy in Python: nothing to configure, and what `serve run` does by itself.
 
 What listens in mode haproxy, with `http_options.host: 127.0.0.1`: HAProxy on the HTTP port, each gateway on a port of 30000 to
-31000, HAProxy's statistics page and metrics on a free port each; all on loopback, the last two only thanks to
-`haproxy_loopback.sh`. HAProxy's admin socket is a Unix socket that every user of the machine may open (Serve makes it so); do
-not share the machine with users you do not trust, or use mode proxy.
+31000, HAProxy's statistics page and metrics and Serve's own proxy (the fallback while there is no gateway) on a free port each;
+all on loopback, HAProxy's own two only thanks to `haproxy_loopback.sh`. HAProxy's admin socket is a Unix socket that every user
+of the machine may open (Serve makes it so); do not share the machine with users you do not trust, or use mode proxy.
 """
 
 from __future__ import annotations
@@ -37,6 +37,15 @@ _HAPROXY = {
     "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "2",
 }
 
+# Free ones, so that two servers fit on one machine. (With the default fallback ports one server's HAProxy would send requests to
+# the other server while it has no gateway of its own.)
+_PORTS = (
+    "RAY_SERVE_HAPROXY_STATS_PORT",
+    "RAY_SERVE_HAPROXY_METRICS_PORT",
+    "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT",
+    "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT",
+)
+
 
 def environment(mode: Mode) -> dict[str, str]:
     """What to set in the environment of whatever starts Ray. Raises ConfigError when the mode cannot work here."""
@@ -48,14 +57,12 @@ def environment(mode: Mode) -> dict[str, str]:
         binary = get_haproxy_binary()
     except (ImportError, OSError) as error:
         raise ConfigError(f"mode haproxy needs the HAProxy that ray[serve] brings on Linux ({error}); use mode proxy") from None
-    stats_port, metrics_port = _free_ports(2)
     return {
         **_SHARED,
         **_HAPROXY,
         "RAY_SERVE_HAPROXY_BINARY_PATH": str(Path(__file__).with_name("haproxy_loopback.sh")),
         "PDMUX_HAPROXY_BINARY": str(binary),
-        "RAY_SERVE_HAPROXY_STATS_PORT": str(stats_port),  # free ones, so that two servers fit on one machine
-        "RAY_SERVE_HAPROXY_METRICS_PORT": str(metrics_port),
+        **{name: str(port) for name, port in zip(_PORTS, _free_ports(len(_PORTS)), strict=True)},
     }
 
 

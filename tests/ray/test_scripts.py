@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -29,11 +32,16 @@ Launch = Callable[..., "Launched"]
 class Launched:
     """One run of scripts/serve."""
 
-    def __init__(self, *arguments: object) -> None:
+    def __init__(self, folder: Path, *arguments: object) -> None:
+        """`folder` takes the logs that a failed start leaves."""
         self.output = ""
         self._before = set(descendants.living())
         self.process = subprocess.Popen(
-            [str(ROOT / "scripts" / "serve"), *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            [str(ROOT / "scripts" / "serve"), *map(str, arguments)],
+            env={**os.environ, "TMPDIR": str(folder)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
         )
 
     def processes(self) -> list[psutil.Process]:
@@ -70,20 +78,22 @@ def launch() -> Iterator[Launch]:
     descendants.adopt_orphans()
     before = set(descendants.living())
     launched: list[Launched] = []
+    folder = Path(tempfile.mkdtemp())  # pytest's own folders are too deep for the names of Ray's sockets
 
     def start(*arguments: object) -> Launched:
-        launched.append(Launched(*arguments))
+        launched.append(Launched(folder, *arguments))
         return launched[-1]
 
     yield start
-    ended = [server.process.poll() is not None for server in launched]
+    for server in launched:
+        server.process.terminate()  # of a test that failed
     left = wait_until_gone(before, 60)
     for process in left:
         with contextlib.suppress(psutil.Error):
             process.kill()
     for server in launched:
         server.process.communicate()
-    assert all(ended)
+    shutil.rmtree(folder)
     assert left == set()
 
 
