@@ -37,8 +37,8 @@ _HAPROXY = {
     "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "2",
 }
 
-# Free ones, so that two servers fit on one machine. (With the default fallback ports one server's HAProxy would send requests to
-# the other server while it has no gateway of its own.)
+# Free ones, so that two servers fit on one machine. (With the default fallback ports one's HAProxy would send requests to
+# the other while it has no gateway of its own.)
 _PORTS = (
     "RAY_SERVE_HAPROXY_STATS_PORT",
     "RAY_SERVE_HAPROXY_METRICS_PORT",
