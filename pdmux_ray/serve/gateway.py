@@ -17,6 +17,7 @@ from pdmux_ray.metrics.catalog import GatewayMetrics
 from pdmux_ray.serve.completions import Completions, ModelCard, model_list
 from pdmux_ray.serve.http import build_http_app
 from pdmux_ray.serve.links import Links
+from pdmux_ray.serve.node_address import bind_calls_to_node_address
 from pdmux_ray.text.tokenizer import Tokenizer
 
 
@@ -27,6 +28,7 @@ class Gateway:
     async def __init__(  # type: ignore[misc]  # Serve awaits it: the links need the replica's event loop
         self, instances: DeploymentHandle, model: ModelCard, config: GatewayConfig, stall_timeout_s: float
     ) -> None:
+        bind_calls_to_node_address()
         gateway_id = uuid.uuid4().hex[:12]
         self.api_keys = _api_keys(config.api_keys_env)
         self.max_body_bytes = config.max_body_bytes

@@ -12,10 +12,12 @@ from ray import serve
 
 from pdmux_ray.config import EngineConfig
 from pdmux_ray.device.base import build_runner
-from pdmux_ray.engine.engine import Engine, EngineLimits
+from pdmux_ray.engine.engine import Engine
+from pdmux_ray.engine.limits import resolve_limits
 from pdmux_ray.errors import PdmuxError
 from pdmux_ray.serve import wire
 from pdmux_ray.serve.channel import Switchboard
+from pdmux_ray.serve.node_address import bind_calls_to_node_address
 from pdmux_ray.text.tokenizer import Tokenizer
 from pdmux_ray.types import TokenEvent
 
@@ -26,9 +28,11 @@ class Instance:
     """Deployment. Everything but `_publish` runs on the replica's event loop, and nothing there waits for the engine."""
 
     async def __init__(self, model_dir: Path, config: EngineConfig) -> None:  # type: ignore[misc]  # Serve awaits it
+        bind_calls_to_node_address()
         self._id = str(serve.get_replica_context().replica_id.unique_id)
         self._host = ray.util.get_node_ip_address()
-        limits = _limits(Tokenizer.load(model_dir), config)
+        tokenizer = Tokenizer.load(model_dir)
+        limits = resolve_limits(config, tokenizer.context_length, tokenizer.vocab_size, tokenizer.eos_token_ids)
         self._engine = Engine(build_runner(model_dir, config), limits, self._publish)
         self._switchboard = Switchboard(self)
         self._engine.start()
@@ -80,18 +84,3 @@ class Instance:
     def _publish(self, sink: str, events: list[TokenEvent]) -> None:
         """In the engine's thread."""
         self._switchboard.deliver(sink, [wire.pack_event(event) for event in events])
-
-
-def _limits(tokenizer: Tokenizer, config: EngineConfig) -> EngineLimits:
-    return EngineLimits(
-        context_length=config.context_length or tokenizer.context_length,
-        vocab_size=tokenizer.vocab_size,
-        eos_token_ids=tokenizer.eos_token_ids,
-        mode=config.mode,
-        chunk_tokens=config.chunk_tokens,
-        max_prefill_tokens=config.max_prefill_tokens,
-        max_batch=config.max_batch,
-        max_waiting=config.max_waiting,
-        prefix_cache=config.prefix_cache,
-        stall_timeout_s=config.stall_timeout_s,
-    )

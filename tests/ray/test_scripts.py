@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import json
 import os
 import shutil
@@ -127,7 +128,15 @@ def status_of_a_chat(port: int) -> int:
         return int(response.status)
 
 
-def test_two_servers_share_a_machine_and_each_ends_without_a_trace(launch: Launch, config: Path) -> None:
+def listening_addresses(server: Launched) -> list[ipaddress.IPv4Address | ipaddress.IPv6Address]:
+    found = []
+    for process in server.processes():
+        with contextlib.suppress(psutil.Error):
+            found += [c.laddr.ip for c in process.net_connections("tcp") if c.status == psutil.CONN_LISTEN]
+    return [ipaddress.ip_address(ip.removeprefix("::ffff:")) for ip in found]
+
+
+def test_two_servers_share_a_machine_keep_to_loopback_and_end_without_a_trace(launch: Launch, config: Path) -> None:
     ports = free_port(), free_port()
     haproxy, proxy = launch(config, "--port", ports[0]), launch(config, "--port", ports[1], "--proxy")
     assert "HAProxy in front" in haproxy.wait_for("serves 'demo'")
@@ -136,6 +145,7 @@ def test_two_servers_share_a_machine_and_each_ends_without_a_trace(launch: Launc
     assert any("haproxy" in p.name() for p in haproxy.processes())
     assert not any("haproxy" in p.name() for p in proxy.processes())
     assert [status_of_a_chat(port) for port in ports] == [200, 200]
+    assert [a for server in (haproxy, proxy) for a in listening_addresses(server) if not a.is_loopback] == []
 
     haproxy.process.send_signal(signal.SIGINT)
     assert haproxy.wait() == 0
