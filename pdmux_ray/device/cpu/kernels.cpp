@@ -35,6 +35,7 @@ namespace {
 
 constexpr int KEYS = 64;        // keys a block
 constexpr int TILE_ROWS = 48;   // rows a tile, unless one query alone has more
+constexpr int64_t LINEAR_ROWS = 48;  // rows of a linear's task
 constexpr int64_t SMALL = 16384;  // elements below which a second thread costs more than it brings
 
 #ifdef __AVX512BF16__
@@ -286,11 +287,54 @@ template <class T> void silu_mul(const T* x, int64_t rows, int64_t n, T* out) {
   }
 }
 
+// out[rows][n] = x[rows][words] * packed + bias + residual, the latter two where not null. packed[n / 64][words][64], zeros past n.
+// Each sum runs over the words in order.
+template <class T>
+void linear(const T* x, const uint32_t* packed, const T* bias, const T* residual, int64_t rows, int64_t words, int64_t n, T* out) {
+  typedef typename MathOf<T>::type M;
+  int64_t panels = (n + 63) / 64, chunks = (rows + LINEAR_ROWS - 1) / LINEAR_ROWS;
+#pragma omp parallel for schedule(dynamic, 1)
+  for (int64_t i = 0; i < panels * chunks; i++) {
+    int64_t first = i % chunks * LINEAR_ROWS, count = std::min(LINEAR_ROWS, rows - first), column = i / chunks * 64;
+    float sums[LINEAR_ROWS * 64];
+    rows_times<M, 4, 24>((const uint32_t*)x + first * words, words, count, packed + column * words, 64, words, sums, 64, false);
+    for (int64_t r = 0; r < count; r++)
+      for (int64_t c = column, end = std::min(n, column + 64); c < end; c += 16) {
+        f16 sum = load<f16>(sums + r * 64 + c - column);
+        int64_t at = (first + r) * n + c;
+        if (c + 16 <= end) {
+          if (bias) sum += read16(bias + c);
+          if (residual) sum += read16(residual + at);
+          write16(out + at, sum);
+          continue;
+        }
+        for (int64_t j = 0; c + j < end; j++)
+          write1(out + at + j, sum[j] + (bias ? read1(bias + c + j) : 0) + (residual ? read1(residual + at + j) : 0));
+      }
+  }
+}
+
 }  // namespace
+
+// Whether `linear` beats a general library for the type: it is written for registers of sixteen words.
+#ifdef __AVX512F__
+extern "C" int linear_is_fast_f32() { return 1; }
+#else
+extern "C" int linear_is_fast_f32() { return 0; }
+#endif
+#ifdef __AVX512BF16__
+extern "C" int linear_is_fast_bf16() { return 1; }
+#else
+extern "C" int linear_is_fast_bf16() { return 0; }
+#endif
 
 #define KERNELS(T, name)                                                                                                   \
   extern "C" void attention_##name(const Step* step, const Layer* layer, void* qkv, void* out) {                           \
     attention(*step, *layer, (T*)qkv, (T*)out);                                                                            \
+  }                                                                                                                        \
+  extern "C" void linear_##name(const void* x, const void* packed, const void* bias, const void* residual, int64_t rows,    \
+                                int64_t words, int64_t n, void* out) {                                                     \
+    linear((const T*)x, (const uint32_t*)packed, (const T*)bias, (const T*)residual, rows, words, n, (T*)out);             \
   }                                                                                                                        \
   extern "C" void rms_norm_##name(const void* x, const void* weight, float eps, int64_t rows, int64_t n, void* out) {      \
     rms_norm((const T*)x, (const T*)weight, eps, rows, n, (T*)out);                                                        \

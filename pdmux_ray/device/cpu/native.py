@@ -17,6 +17,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from pdmux_ray.errors import ConfigError
 from pdmux_ray.model.ops import AttentionBatch, AttentionSpec
@@ -25,6 +26,7 @@ _HERE = Path(__file__).parent
 _SOURCES = ("kernels.cpp", "vec.h")
 _FLAGS = ("-O3", "-march=native", "-std=c++17", "-fopenmp", "-fPIC", "-shared", "-Wl,--as-needed")
 _SUFFIX = {torch.float32: "f32", torch.bfloat16: "bf16"}
+_PANEL = 64  # columns of a packed weight that lie together
 _POINTER, _INT = ctypes.c_void_p, ctypes.c_int64
 
 
@@ -63,14 +65,39 @@ class Kernels:
         self._rms_norm.argtypes = [_POINTER, _POINTER, ctypes.c_float, _INT, _INT, _POINTER]
         self._silu_mul = library[f"silu_mul_{suffix}"]
         self._silu_mul.argtypes = [_POINTER, _INT, _INT, _POINTER]
-        for function in (self._attention, self._rms_norm, self._silu_mul):
+        self._linear = library[f"linear_{suffix}"]
+        self._linear.argtypes = [_POINTER] * 4 + [_INT] * 3 + [_POINTER]
+        for function in (self._attention, self._rms_norm, self._silu_mul, self._linear):
             function.restype = None
+        self.linear_is_fast = bool(library[f"linear_is_fast_{suffix}"]())
+        self._per_word = 4 // pool.itemsize
         self._layers: dict[int, tuple[AttentionSpec, int, _Layer]] = {}
         self._step: tuple[AttentionBatch, object, int, tuple[object, ...]] | None = None
 
     def attention(self, layer: int, qkv: Tensor, batch: AttentionBatch, spec: AttentionSpec, out: Tensor) -> None:
         """q/k norm, RoPE, KV write and attention. `out` [T, NH D]. The queries in `qkv` are overwritten."""
         self._attention(self._step_address(batch, spec), self._layer_address(layer, spec), qkv.data_ptr(), out.data_ptr())
+
+    def pack(self, weight: Tensor) -> Tensor:
+        """[out, in] -> [out / 64, words, 64] for `linear`; a word is a float or two neighbouring bfloat16, `in` fills words."""
+        outputs, inputs = weight.shape
+        if outputs % _PANEL:  # else padding would be a needless copy
+            weight = functional.pad(weight, (0, 0, 0, -outputs % _PANEL))
+        return weight.view(-1, _PANEL, inputs // self._per_word, self._per_word).transpose(1, 2).contiguous()
+
+    def linear(self, x: Tensor, packed: Tensor, bias: Tensor | None, residual: Tensor | None, out: Tensor) -> None:
+        """out [T, out] = x [T, in] times the packed weight, + bias [out], + residual [T, out]; `out` may be `residual`."""
+        rows, width = out.shape
+        self._linear(
+            x.data_ptr(),
+            packed.data_ptr(),
+            None if bias is None else bias.data_ptr(),
+            None if residual is None else residual.data_ptr(),
+            rows,
+            packed.shape[1],
+            width,
+            out.data_ptr(),
+        )
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
         rows, width = x.shape

@@ -1,8 +1,9 @@
-"""The operations of a decoder layer on the CPU: oneDNN with packed weights for the linears, kernels.cpp for everything else."""
+"""The operations of a decoder layer on the CPU: kernels.cpp, or torch and oneDNN where it cannot be built."""
 
 from __future__ import annotations
 
 import warnings
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,37 +14,45 @@ from pdmux_ray.model.ops import AttentionBatch, AttentionSpec, Ops
 from pdmux_ray.model.reference_ops import ReferenceOps
 
 _MAX_HEAD_DIM = 256
+_ROWS_HINT = 16  # how many rows oneDNN should choose its layout for
 
 
-class PackedLinear:
-    """A weight in oneDNN's own layout, and its bias."""
+@dataclass(frozen=True, slots=True)
+class OneDnnLinear:
+    """A weight in oneDNN's own layout."""
 
-    __slots__ = ("bias", "weight")
+    weight: Tensor
+    bias: Tensor | None
 
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        self.weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), 16)
-        self.bias = bias
+
+@dataclass(frozen=True, slots=True)
+class PanelLinear:
+    """A weight in the layout of kernels.cpp."""
+
+    weight: Tensor
+    bias: Tensor | None
+    outputs: int
 
 
 class TorchOps(ReferenceOps):
-    """Linears with packed weights; the rest in plain torch, for machines without a compiler."""
+    """Linears by oneDNN with packed weights; the rest in plain torch. For machines without a compiler."""
 
     def pack_linear(self, weight: Tensor, bias: Tensor | None) -> Any:
         if not torch._C._has_mkldnn:
             return super().pack_linear(weight, bias)
-        return PackedLinear(weight, bias)
+        return OneDnnLinear(torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _ROWS_HINT), bias)
 
     def linear(self, x: Tensor, packed: Any, residual: Tensor | None = None) -> Tensor:
-        """A row's result does not depend on the other rows: oneDNN sums alike for any number of them, except for a single one,
-        which is therefore computed as two."""
-        if not isinstance(packed, PackedLinear):
+        """oneDNN sums a row alike whatever the number of rows, except a single one, which is therefore computed as two: a row's
+        result does not depend on the batch."""
+        if not isinstance(packed, OneDnnLinear):
             return super().linear(x, packed, residual)
         if len(x) == 1:
             twice = residual if residual is None else residual.expand(2, -1)
             return self._product(x.expand(2, -1), packed, twice)[:1]
         return self._product(x, packed, residual)
 
-    def _product(self, x: Tensor, packed: PackedLinear, residual: Tensor | None) -> Tensor:
+    def _product(self, x: Tensor, packed: OneDnnLinear, residual: Tensor | None) -> Tensor:
         onednn = torch.ops.mkldnn._linear_pointwise
         out: Tensor
         if residual is None:
@@ -59,6 +68,18 @@ class CpuOps(TorchOps):
     def __init__(self, kv_pool: Tensor) -> None:
         super().__init__(kv_pool)
         self._kernels = Kernels(load_library(), kv_pool)
+
+    def pack_linear(self, weight: Tensor, bias: Tensor | None) -> Any:
+        if not self._kernels.linear_is_fast or weight.shape[1] % 2:
+            return super().pack_linear(weight, bias)
+        return PanelLinear(self._kernels.pack(weight), bias, len(weight))
+
+    def linear(self, x: Tensor, packed: Any, residual: Tensor | None = None) -> Tensor:
+        if not isinstance(packed, PanelLinear):
+            return super().linear(x, packed, residual)
+        out = x.new_empty(len(x), packed.outputs)
+        self._kernels.linear(x, packed.weight, packed.bias, residual, out)
+        return out
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         out = torch.empty_like(x)

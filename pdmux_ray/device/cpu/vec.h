@@ -92,8 +92,9 @@ struct Pairs {
 };
 #endif
 
-// out[R][16 C] (+)= a[R][depth] * b[depth][16 C]; ld* are row strides in elements.
-template <class M, int R, int C>
+// out[R][16 C] (+)= a[R][depth] * b[depth][16 C]; ld* are row strides in elements. AHEAD: rows of b to ask memory for in advance, 0
+// where b is in the cache.
+template <class M, int R, int C, int AHEAD>
 static inline void tile(const uint32_t* a, int64_t lda, const uint32_t* b, int64_t ldb, int depth, float* out, int64_t ldo, bool add) {
   f16 acc[R][C];
 #pragma GCC unroll 8
@@ -103,7 +104,10 @@ static inline void tile(const uint32_t* a, int64_t lda, const uint32_t* b, int64
   for (int k = 0; k < depth; k++) {
     u16 row[C];
 #pragma GCC unroll 4
-    for (int c = 0; c < C; c++) row[c] = load<u16>(b + k * ldb + 16 * c);
+    for (int c = 0; c < C; c++) {
+      row[c] = load<u16>(b + k * ldb + 16 * c);
+      if (AHEAD) __builtin_prefetch(b + (k + AHEAD) * ldb + 16 * c);
+    }
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++)
 #pragma GCC unroll 4
@@ -115,15 +119,15 @@ static inline void tile(const uint32_t* a, int64_t lda, const uint32_t* b, int64
     for (int c = 0; c < C; c++) store(out + r * ldo + 16 * c, acc[r][c]);
 }
 
-template <class M, int C>
+template <class M, int C, int AHEAD = 0>
 static void rows_times(const uint32_t* a, int64_t lda, int rows, const uint32_t* b, int64_t ldb, int depth, float* out, int64_t ldo, bool add) {
-  for (; rows >= 6; rows -= 6, a += 6 * lda, out += 6 * ldo) tile<M, 6, C>(a, lda, b, ldb, depth, out, ldo, add);
+  for (; rows >= 6; rows -= 6, a += 6 * lda, out += 6 * ldo) tile<M, 6, C, AHEAD>(a, lda, b, ldb, depth, out, ldo, add);
   switch (rows) {
-    case 1: return tile<M, 1, C>(a, lda, b, ldb, depth, out, ldo, add);
-    case 2: return tile<M, 2, C>(a, lda, b, ldb, depth, out, ldo, add);
-    case 3: return tile<M, 3, C>(a, lda, b, ldb, depth, out, ldo, add);
-    case 4: return tile<M, 4, C>(a, lda, b, ldb, depth, out, ldo, add);
-    case 5: return tile<M, 5, C>(a, lda, b, ldb, depth, out, ldo, add);
+    case 1: return tile<M, 1, C, AHEAD>(a, lda, b, ldb, depth, out, ldo, add);
+    case 2: return tile<M, 2, C, AHEAD>(a, lda, b, ldb, depth, out, ldo, add);
+    case 3: return tile<M, 3, C, AHEAD>(a, lda, b, ldb, depth, out, ldo, add);
+    case 4: return tile<M, 4, C, AHEAD>(a, lda, b, ldb, depth, out, ldo, add);
+    case 5: return tile<M, 5, C, AHEAD>(a, lda, b, ldb, depth, out, ldo, add);
   }
 }
 
