@@ -44,11 +44,11 @@ class Generator:
     def __init__(self, config: AppConfig) -> None:
         fake = config.engine.device == "fake"
         directory = resolve(config.model, weights=config.engine.load == "weights" and not fake)
+        runner = build_runner(directory, config.engine)  # first: it sets up the process before torch is imported
         self.tokenizer = Tokenizer.load(directory)
-        tokenizer = self.tokenizer
-        limits = resolve_limits(config.engine, tokenizer.context_length, tokenizer.vocab_size, tokenizer.eos_token_ids)
+        limits = resolve_limits(config.engine, self.tokenizer.facts)
         self._events: queue.SimpleQueue[list[TokenEvent]] = queue.SimpleQueue()
-        self._engine = Engine(build_runner(directory, config.engine), limits, lambda _, events: self._events.put(events))
+        self._engine = Engine(runner, limits, lambda _, events: self._events.put(events))
         self._engine.start()
         self._calls = 0
 

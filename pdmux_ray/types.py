@@ -126,6 +126,16 @@ class TokenLogprobs:
 
 
 @dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What the control plane must know of a model."""
+
+    context_length: int  # tokens it is made for
+    vocab_size: int  # token ids are 0 .. vocab_size - 1
+    eos_token_ids: frozenset[int]  # any of them ends an answer
+    prefixes_are_shareable: bool = True  # False: KV depends on more than the tokens (dynamic RoPE scaling)
+
+
+@dataclass(frozen=True, slots=True)
 class NewRequest:
     """What the engine is given. `prompt` is never empty. `deadline_s` is on the engine's monotonic clock."""
 

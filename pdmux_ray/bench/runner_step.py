@@ -30,6 +30,7 @@ class _Sequence:
     prompt_tokens: int
     pages: Sequence[int]
     params: SamplingParams
+    stop_ids: frozenset[int] = frozenset()
 
 
 class _Bench:

@@ -43,7 +43,7 @@ class Server:
 
 @contextlib.contextmanager
 def running(command: str, model: str, timeout_s: float = 300.0) -> Iterator[Server]:
-    """Runs `command` ({model} and {port} are filled in) and yields the server when /v1/models answers.
+    """Runs `command` ({model} and {port} are filled in) and yields the server when /health answers 200.
 
     Raises PdmuxError with the end of the server's output when it exits or stays silent for `timeout_s`.
     """
@@ -71,7 +71,7 @@ def _wait_until_ready(process: subprocess.Popen[bytes], url: str, timeout_s: flo
     while time.monotonic() < deadline:
         if process.poll() is not None:
             break
-        with contextlib.suppress(OSError), urllib.request.urlopen(f"{url}/v1/models", timeout=5):
+        with contextlib.suppress(OSError), urllib.request.urlopen(f"{url}/health", timeout=5):
             return
         time.sleep(0.5)
     log.seek(0)

@@ -29,10 +29,9 @@ Floats = npt.NDArray[np.float64]
 
 
 class Sampler:
-    """Owned by one runner. `eos_token_ids` are barred until a request's min_tokens, unless it ignores them."""
+    """Owned by one runner."""
 
-    def __init__(self, eos_token_ids: frozenset[int]) -> None:
-        self._eos_token_ids = eos_token_ids
+    def __init__(self) -> None:
         self._penalties = Penalties()
 
     def sample(self, logits: Tensor, sequences: Sequence[SequenceView]) -> StepOutput:
@@ -59,8 +58,7 @@ class Sampler:
         for row, sequence in enumerate(sequences):
             params = sequence.params
             if params.min_tokens and len(sequence.tokens) - sequence.prompt_tokens < params.min_tokens:
-                barred = {*params.stop_token_ids, *(() if params.ignore_eos else self._eos_token_ids)}
-                logits[row, [token for token in barred if token < logits.shape[1]]] = -torch.inf
+                logits[row, [token for token in sequence.stop_ids if token < logits.shape[1]]] = -torch.inf
 
 
 def _argmax(logits: Tensor) -> list[int]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pdmux_ray.config import EngineConfig
+from pdmux_ray.errors import ConfigError
 from pdmux_ray.policy.batching import BatchLimits
-from pdmux_ray.types import Mode
+from pdmux_ray.types import Mode, ModelFacts
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,17 +30,22 @@ class EngineLimits:
         return BatchLimits(self.mode, self.chunk_tokens, self.max_prefill_tokens, self.max_batch)
 
 
-def resolve_limits(config: EngineConfig, context_length: int, vocab_size: int, eos_token_ids: frozenset[int]) -> EngineLimits:
-    """The configuration's limits for a model with these properties; `context_length` stands in for an unset one."""
+def resolve_limits(config: EngineConfig, facts: ModelFacts) -> EngineLimits:
+    """The configuration's limits for a model. Raises ConfigError when they ask for more context than the model has."""
+    if config.context_length is not None and config.context_length > facts.context_length:
+        raise ConfigError(
+            f"engine.context_length is {config.context_length}, but the model is made for {facts.context_length} tokens. "
+            "Lower it, or leave it out."
+        )
     return EngineLimits(
-        context_length=config.context_length or context_length,
-        vocab_size=vocab_size,
-        eos_token_ids=eos_token_ids,
+        context_length=config.context_length or facts.context_length,
+        vocab_size=facts.vocab_size,
+        eos_token_ids=facts.eos_token_ids,
         mode=config.mode,
         chunk_tokens=config.chunk_tokens,
         max_prefill_tokens=config.max_prefill_tokens,
         max_batch=config.max_batch,
         max_waiting=config.max_waiting,
-        prefix_cache=config.prefix_cache,
+        prefix_cache=config.prefix_cache and facts.prefixes_are_shareable,
         stall_timeout_s=config.stall_timeout_s,
     )

@@ -59,9 +59,7 @@ class Request:
         self.pages: list[int] = []
         self.cached_tokens = 0  # prompt tokens that its first start found in the prefix cache
         self.limit_tokens = min(context_tokens, self.prompt_tokens + params.max_tokens)
-        self.stop_after_tokens = (
-            self.prompt_tokens + params.min_tokens
-        )  # a stop token at or before this length is an ordinary one
+        self.stop_after_tokens = self.prompt_tokens + params.min_tokens  # up to this length a stop token is an ordinary one
         self.stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else eos_token_ids)
         self.phase = Phase.QUEUED
         self.history: list[tuple[float, Phase]] = [(now, Phase.QUEUED)]

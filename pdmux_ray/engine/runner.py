@@ -34,6 +34,10 @@ class SequenceView(Protocol):
     @property
     def params(self) -> SamplingParams: ...
 
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        """Tokens that end it: its own stop tokens, and the model's end tokens unless it ignores them."""
+
 
 @dataclass(frozen=True, slots=True)
 class PrefillSlice:

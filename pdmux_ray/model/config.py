@@ -48,7 +48,6 @@ class DecoderConfig:
     tied: bool  # the output head is the embedding table
     windows: tuple[int | None, ...]  # one a layer: sliding window, None: all tokens
     rope: RopeSpec
-    eos_token_ids: frozenset[int]
 
     @property
     def q_size(self) -> int:
@@ -64,7 +63,7 @@ class DecoderConfig:
 
     @classmethod
     def from_pretrained(cls, model_dir: Path | str) -> DecoderConfig:
-        """Reads config.json (and generation_config.json for its end tokens). Raises ConfigError, UnsupportedModelError."""
+        """Reads config.json. Raises ConfigError, UnsupportedModelError."""
         directory = Path(model_dir)
         raw = _read_json(directory / "config.json")
         _require_supported_architecture(raw, directory)
@@ -89,7 +88,6 @@ class DecoderConfig:
             tied=bool(hf.tie_word_embeddings),
             windows=_windows(hf, family),
             rope=_rope_spec(hf),
-            eos_token_ids=_eos_token_ids(hf, directory),
         )
 
 
@@ -183,11 +181,3 @@ def _rope_spec(hf: Any) -> RopeSpec:
         factor=float(rope.get("factor") or 1.0),
         max_position_embeddings=hf.max_position_embeddings,
     )
-
-
-def _eos_token_ids(hf: Any, directory: Path) -> frozenset[int]:
-    """What config.json and generation_config.json name together."""
-    path = directory / "generation_config.json"
-    stated = [hf.eos_token_id, _read_json(path).get("eos_token_id") if path.exists() else None]
-    lists = [value if isinstance(value, list) else [value] for value in stated if value is not None]
-    return frozenset(token for ids in lists for token in ids)

@@ -1,4 +1,4 @@
-"""How many tokens a model is made for. Torch-free: the gateway asks too."""
+"""What the control plane must know of a transformers config. Torch-free: the gateway asks too."""
 
 from __future__ import annotations
 
@@ -14,3 +14,8 @@ def context_length(hf: Any) -> int:
     if kind == "yarn" and rope.get("factor"):
         return max(stated, int(rope["original_max_position_embeddings"] * rope["factor"]))
     return stated
+
+
+def prefixes_are_shareable(hf: Any) -> bool:
+    """False for dynamic RoPE scaling: KV then depends on the length of the whole prompt, not on the tokens alone (rope.py)."""
+    return (getattr(hf, "rope_parameters", None) or {}).get("rope_type") != "dynamic"

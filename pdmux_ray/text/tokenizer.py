@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pdmux_ray.errors import ConfigError, RequestError
-from pdmux_ray.model.context import context_length
+from pdmux_ray.model.context import context_length, prefixes_are_shareable
+from pdmux_ray.types import ModelFacts
 
 if TYPE_CHECKING:
     import tokenizers
@@ -19,14 +20,10 @@ if TYPE_CHECKING:
 class Tokenizer:
     """Text to token ids and back, for one model directory. Stateless after loading: any thread may use it."""
 
-    def __init__(
-        self, hf: PreTrainedTokenizerFast, vocab_size: int, eos_token_ids: frozenset[int], context_length: int
-    ) -> None:
+    def __init__(self, hf: PreTrainedTokenizerFast, facts: ModelFacts) -> None:
         self._hf = hf
         self.backend: tokenizers.Tokenizer = hf.backend_tokenizer
-        self.vocab_size = vocab_size  # rows of the model's embedding: ids 0 .. vocab_size - 1 are valid
-        self.eos_token_ids = eos_token_ids  # any of them ends an answer
-        self.context_length = context_length  # what the model states (pdmux_ray.model.context)
+        self.facts = facts  # of the model it belongs to
 
     @classmethod
     def load(cls, model_dir: Path) -> Tokenizer:
@@ -42,13 +39,13 @@ class Tokenizer:
         try:
             config = AutoConfig.from_pretrained(str(model_dir), **options)
             hf = AutoTokenizer.from_pretrained(str(model_dir), **options)
-            vocab_size, context = int(config.vocab_size), context_length(config)
+            eos = _eos_token_ids(model_dir, config.eos_token_id, hf.eos_token_id)
+            facts = ModelFacts(context_length(config), int(config.vocab_size), eos, prefixes_are_shareable(config))
         except (OSError, ValueError, LookupError, AttributeError) as error:
             raise ConfigError(f"cannot load the tokenizer in {model_dir}: {error}") from error
         if not hf.is_fast:
             raise ConfigError(f"{model_dir} has no fast tokenizer (tokenizer.json); only fast tokenizers are supported")
-        eos = _eos_token_ids(model_dir, config.eos_token_id, hf.eos_token_id)
-        return cls(hf, vocab_size, eos, context)
+        return cls(hf, facts)
 
     @property
     def has_chat_template(self) -> bool:

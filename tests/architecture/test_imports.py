@@ -29,7 +29,14 @@ LAW: dict[str, tuple[str, ...]] = {
         *(*BASE, "pdmux_ray.engine.runner", "pdmux_ray.engine.fake_runner", "pdmux_ray.model", "kv_transfer.layout"),
         *("torch", "numpy", "filelock"),
     ),
-    "pdmux_ray.text": ("pdmux_ray.errors", "pdmux_ray.model.context", "tokenizers", "transformers", "jinja2"),
+    "pdmux_ray.text": (
+        "pdmux_ray.errors",
+        "pdmux_ray.types",
+        "pdmux_ray.model.context",
+        "tokenizers",
+        "transformers",
+        "jinja2",
+    ),
     "pdmux_ray.metrics": (*BASE, "pdmux_ray.policy", "prometheus_client"),
     "pdmux_ray.serve": (
         *(*BASE, "pdmux_ray.policy", "pdmux_ray.engine", "pdmux_ray.device.base", "pdmux_ray.model.source"),

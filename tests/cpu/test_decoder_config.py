@@ -77,11 +77,6 @@ def test_head_dim_and_key_value_heads_default_as_in_the_library(tmp_path: Path) 
     assert (config.head_dim, config.kv_heads) == (8, 6)
 
 
-def test_end_tokens_come_from_both_files(tmp_path: Path) -> None:
-    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [5, 7]}')
-    assert read(tmp_path).eos_token_ids == {2, 5, 7}
-
-
 def test_windows_follow_use_sliding_window(tmp_path: Path) -> None:
     case = "qwen2, windows in the last layers"
     assert read(tmp_path, case).windows == (None, 7, 7)

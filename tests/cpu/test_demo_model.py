@@ -21,7 +21,7 @@ def demo_dir() -> Path:
 
 def test_it_keeps_its_end_token_and_its_chat_template(demo_dir: Path) -> None:
     tokenizer = Tokenizer.load(demo_dir)
-    assert tokenizer.eos_token_ids == {2}
+    assert tokenizer.facts.eos_token_ids == {2}
     assert [tokenizer.token_text(i) for i in (1, 2)] == ["<|im_start|>", "<|im_end|>"]
     assert json.loads((demo_dir / "generation_config.json").read_text())["eos_token_id"] == 2
     tokens = tokenizer.chat([{"role": "user", "content": "Hi"}])

@@ -23,7 +23,7 @@ from pdmux_ray.engine.engine import Engine
 from pdmux_ray.engine.limits import resolve_limits
 from pdmux_ray.model.decoder import Decoder
 from pdmux_ray.model.ops import AttentionBatch
-from pdmux_ray.types import Mode, NewRequest, SamplingParams, TokenEvent
+from pdmux_ray.types import Mode, ModelFacts, NewRequest, SamplingParams, TokenEvent
 
 pytestmark = pytest.mark.cpu
 
@@ -96,7 +96,7 @@ def generate(demo_dir: Path, prompts: Sequence[Ids], path: Way) -> list[Ids]:
             if event.finish is not None:
                 finished.add(event.request_id)
 
-    limits = resolve_limits(settings, context_length=2048, vocab_size=49152, eos_token_ids=frozenset({2}))
+    limits = resolve_limits(settings, ModelFacts(2048, 49152, frozenset({2})))
     engine = Engine(runner, limits, publish)
     for run in range(path.times):
         for first in range(0, len(prompts), path.together):

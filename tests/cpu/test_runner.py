@@ -31,6 +31,7 @@ class Sequence:
     params: SamplingParams = DRAWN
     prompt_tokens: int = 0
     request_id: str = "r"
+    stop_ids: frozenset[int] = frozenset()
 
     def __post_init__(self) -> None:
         self.prompt_tokens = self.prompt_tokens or len(self.tokens)

@@ -30,13 +30,17 @@ class Sequence:
     request_id: str = "r"
     pages: tuple[int, ...] = ()
 
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        return frozenset(self.params.stop_token_ids) | (frozenset() if self.params.ignore_eos else {EOS})
+
 
 def logits_of(rows: int, spread: float = 3.0, seed: int = 0, vocab: int = VOCAB) -> Tensor:
     return torch.randn(rows, vocab, generator=torch.Generator().manual_seed(seed)) * spread
 
 
 def sample_one(logits: Tensor, sequence: Sequence) -> int:
-    return Sampler(frozenset({EOS})).sample(logits.clone()[None], [sequence]).tokens[0]
+    return Sampler().sample(logits.clone()[None], [sequence]).tokens[0]
 
 
 def slow_distribution(logits: Tensor, params: SamplingParams) -> np.ndarray:
@@ -72,7 +76,7 @@ FILTERS = {
 def test_tokens_come_with_the_probability_that_a_slow_implementation_gives(params: SamplingParams) -> None:
     logits, draws = logits_of(1, spread=2.0)[0], 4000
     expected = slow_distribution(logits, params)
-    sampler, seen = Sampler(frozenset()), Counter[int]()
+    sampler, seen = Sampler(), Counter[int]()
     for first in range(0, draws, 50):
         batch = [Sequence(replace(params, seed=first + i)) for i in range(50)]
         seen.update(sampler.sample(logits.repeat(50, 1), batch).tokens)
@@ -117,9 +121,9 @@ def mixed_batch() -> list[Sequence]:
 @pytest.mark.parametrize("vocab", [VOCAB, 49152])
 def test_a_row_gets_the_same_token_and_logprobs_whatever_else_is_in_the_batch(vocab: int) -> None:
     batch, logits = mixed_batch(), logits_of(7, vocab=vocab)
-    together = Sampler(frozenset({EOS})).sample(logits.clone(), batch)
+    together = Sampler().sample(logits.clone(), batch)
     for order in ([6, 5, 4, 3, 2, 1, 0], [2, 4], *([row] for row in range(7))):
-        output = Sampler(frozenset({EOS})).sample(logits[order].clone(), [batch[row] for row in order])
+        output = Sampler().sample(logits[order].clone(), [batch[row] for row in order])
         assert output.tokens == [together.tokens[row] for row in order]
         if output.logprobs:
             assert output.logprobs == [together.logprobs[row] for row in order]
@@ -129,7 +133,7 @@ def test_greedy_takes_the_first_best_token() -> None:
     logits = logits_of(3)
     logits[1, [50, 60]] = 100.0
     batch = [Sequence(replace(HOT, temperature=0.0)) for _ in range(3)]
-    assert Sampler(frozenset()).sample(logits.clone(), batch).tokens == logits.argmax(-1).tolist()
+    assert Sampler().sample(logits.clone(), batch).tokens == logits.argmax(-1).tolist()
     assert int(logits[1].argmax()) == 50
 
 
@@ -197,7 +201,7 @@ def test_stop_tokens_cannot_come_before_min_tokens() -> None:
 def test_logprobs_are_those_of_the_raw_logits() -> None:
     logits = logits_of(1)
     params = replace(HOT, temperature=0.3, top_k=4, repetition_penalty=2.0, min_tokens=50, logprobs=5)
-    output = Sampler(frozenset({EOS})).sample(logits.clone(), [Sequence(params)])
+    output = Sampler().sample(logits.clone(), [Sequence(params)])
     raw = torch.log_softmax(logits[0], dim=-1)
     (logprobs,) = output.logprobs
     assert logprobs is not None
@@ -208,4 +212,4 @@ def test_logprobs_are_those_of_the_raw_logits() -> None:
 
 
 def test_no_logprobs_are_made_when_nobody_asks() -> None:
-    assert Sampler(frozenset()).sample(logits_of(2), [Sequence(HOT), Sequence(HOT)]).logprobs == []
+    assert Sampler().sample(logits_of(2), [Sequence(HOT), Sequence(HOT)]).logprobs == []

@@ -46,7 +46,7 @@ class CpuRunner:
         ops = make_ops(allocate_on_cpu(layout, self.dtype))
         self._decoder: Decoder | None = load_decoder(model_dir, self.dtype, ops, config.load, model)
         self._layers, self._dynamic_rope = model.layers, model.rope.dynamic
-        self._sampler = Sampler(model.eos_token_ids)
+        self._sampler = Sampler()
         self._step_thread = 0
         self._launched: _Launched | None = None
         self._given_up = False

@@ -14,6 +14,7 @@ class Sequence:
     pages: list[int]
     params: SamplingParams = field(default_factory=lambda: SamplingParams(seed=5))
     request_id: str = "r"
+    stop_ids: frozenset[int] = frozenset()
 
     @property
     def prompt_tokens(self) -> int:

@@ -46,20 +46,20 @@ def test_importing_the_module_imports_neither_torch_nor_transformers() -> None:
 def test_text_survives_the_round_trip(model_dir: Path) -> None:
     tokenizer = Tokenizer.load(model_dir)
     assert tokenizer.decode(tokenizer.encode("stop the caf\u00e9 \U0001f600")) == "stop the caf\u00e9 \U0001f600"
-    assert (tokenizer.vocab_size, tokenizer.context_length) == (400, 128)
+    assert (tokenizer.facts.vocab_size, tokenizer.facts.context_length) == (400, 128)
 
 
 def test_every_file_that_names_an_end_token_is_heard(model_dir: Path) -> None:
     eos = Tokenizer.load(model_dir).backend.token_to_id(EOS)
-    assert Tokenizer.load(model_dir).eos_token_ids == {7, eos}
+    assert Tokenizer.load(model_dir).facts.eos_token_ids == {7, eos}
     (model_dir / "generation_config.json").write_text(json.dumps({"eos_token_id": [8, 9]}))
-    assert Tokenizer.load(model_dir).eos_token_ids == {7, 8, 9, eos}
+    assert Tokenizer.load(model_dir).facts.eos_token_ids == {7, 8, 9, eos}
 
 
 def test_a_context_stretched_by_rope_scaling_counts_as_the_models(tmp_path: Path) -> None:
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
     write_model(tmp_path, byte_level(), rope_scaling=yarn)
-    assert Tokenizer.load(tmp_path).context_length == 512
+    assert Tokenizer.load(tmp_path).facts.context_length == 512
 
 
 def test_a_chat_follows_the_models_template(model_dir: Path) -> None:
