@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -31,9 +33,10 @@ class Instance:
         bind_calls_to_node_address()
         self._id = str(serve.get_replica_context().replica_id.unique_id)
         self._host = ray.util.get_node_ip_address()
-        tokenizer = Tokenizer.load(model_dir)
-        limits = resolve_limits(config, tokenizer.context_length, tokenizer.vocab_size, tokenizer.eos_token_ids)
-        self._engine = Engine(build_runner(model_dir, config), limits, self._publish)
+        runner = build_runner(model_dir, config)  # first: it sets up the process before torch is imported
+        limits = resolve_limits(config, Tokenizer.load(model_dir).facts)
+        self._engine = Engine(runner, limits, self._publish)
+        _favour_the_step_loop()
         self._switchboard = Switchboard(self)
         self._engine.start()
         await self._switchboard.open(self._host)
@@ -84,3 +87,14 @@ class Instance:
     def _publish(self, sink: str, events: list[TokenEvent]) -> None:
         """In the engine's thread."""
         self._switchboard.deliver(sink, [wire.pack_event(event) for event in events])
+
+
+def _favour_the_step_loop() -> None:
+    """The step loop's thread shares this process, and so the interpreter lock, with the replica's event loop.
+
+    Python makes a thread wait up to the switch interval (5 ms unless set) for a lock that another one holds: about a third of a
+    decode step. And the garbage collector need not look at the libraries and weights again: they stay.
+    """
+    sys.setswitchinterval(0.0005)
+    gc.collect()
+    gc.freeze()

@@ -36,6 +36,7 @@ from pdmux_ray.serve import descendants, modes
 
 START_TIMEOUT_S = 600.0
 STOP_GRACE_S = 10.0  # for Serve to end its replicas; what is left then is killed
+MAX_FOLDER_CHARS = 20  # of the temporary folder: Ray and HAProxy put long names of sockets into it
 
 _RAY = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -70,7 +71,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _interrupt)
     descendants.adopt_orphans()
-    directory = Path(tempfile.mkdtemp(prefix="pdmux-"))
+    folder = tempfile.gettempdir()
+    directory = Path(tempfile.mkdtemp(prefix="pdmux-", dir=folder if len(folder) <= MAX_FOLDER_CHARS else "/tmp"))
     code = 1
     try:
         code = _serve(_plan(args, directory))
@@ -139,7 +141,7 @@ def _serve(plan: Plan) -> int:
 @contextlib.contextmanager
 def _running(plan: Plan) -> Iterator[subprocess.Popen[bytes]]:
     environment = {k: v for k, v in os.environ.items() if k not in ("RAY_ADDRESS", "RAY_TMPDIR")}
-    environment |= {**_RAY, **modes.environment(plan.mode), "PYTHONUNBUFFERED": "1"}
+    environment |= {**_RAY, **modes.environment(plan.mode), **_haproxy_files(plan.directory), "PYTHONUNBUFFERED": "1"}
     command = [sys.executable, "-m", "pdmux_ray.serve.run", str(plan.directory)]
     child = None
     try:
@@ -148,6 +150,15 @@ def _running(plan: Plan) -> Iterator[subprocess.Popen[bytes]]:
         yield child
     finally:
         _stop(child)
+
+
+def _haproxy_files(directory: Path) -> dict[str, str]:
+    """Into this run's own folder, which no other user may enter: HAProxy's admin socket asks nobody for a password.
+
+    Short names, since a socket's path has 107 characters at most and Serve puts a node id of 56 into it.
+    """
+    files = {"CONFIG_FILE_LOC": "h/cfg", "SOCKET_PATH": "h/s", "METRICS_SOCKET_PATH": "h/m", "SERVER_STATE_FILE": "h/state"}
+    return {f"RAY_SERVE_HAPROXY_{k}": str(directory / v) for k, v in (files | {"SERVER_STATE_BASE": "h"}).items()}
 
 
 def _stop(child: subprocess.Popen[bytes] | None) -> None:

@@ -6,7 +6,7 @@ proxy     Serve's own proxy in Python: nothing to configure, and what `serve run
 What listens in mode haproxy, with `http_options.host: 127.0.0.1`: HAProxy on the HTTP port, each gateway on a port of 30000 to
 31000, HAProxy's statistics page and metrics and Serve's own proxy (the fallback while there is no gateway) on a free port each;
 all on loopback, HAProxy's own two only thanks to `haproxy_loopback.sh`. HAProxy's admin socket is a Unix socket that every user
-of the machine may open (Serve makes it so); do not share the machine with users you do not trust, or use mode proxy.
+of the machine may open (Serve makes it so), unless it lies in a folder that they cannot enter, as `launch` arranges.
 """
 
 from __future__ import annotations

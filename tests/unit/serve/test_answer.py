@@ -1,0 +1,158 @@
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from pdmux_ray.errors import DeadlineError, InstanceUnavailableError, PdmuxError
+from pdmux_ray.serve.answer import Answer
+from pdmux_ray.serve.generation import Choice
+from pdmux_ray.serve.replies import ChatReply
+from tests.unit.serve.fakes import Letters, LetterText, metrics
+
+
+class Desk:
+    """An answer of n choices, and what it has told the engine to end."""
+
+    def __init__(self, choices: int = 1, timeout_s: float = 60.0) -> None:
+        self.left: list[str] = []
+        self.metrics = metrics()
+        self.answer = Answer(
+            "chat",
+            [Choice(index, f"r{index}", LetterText()) for index in range(choices)],
+            prompt_tokens=3,
+            arrived_s=0.0,
+            timeout_s=timeout_s,
+            metrics=self.metrics,
+            leave=self.left.extend,
+        )
+
+    async def start(self) -> Answer:
+        async def accepted() -> None:
+            return None
+
+        await self.answer.start(accepted())
+        return self.answer
+
+    def say(self, index: int, text: str, finish: str | None = None) -> None:
+        """Events of a choice, one per character; the last one carries `finish`."""
+        for position, char in enumerate(text):
+            last = finish is not None and position == len(text) - 1
+            event: Sequence[Any] = (f"r{index}", ord(char), None, finish, None, None) if last else (f"r{index}", ord(char))
+            self.answer.mailbox.put(index, event)
+
+    async def stream(self) -> list[Any]:
+        """Every event of the stream, as JSON or the closing word."""
+        answer = await self.start()
+        reply = ChatReply("id", "m", 1, stream=True, usage_asked=True, names=Letters())
+        raw = b"".join([chunk async for chunk in answer.chunks(reply, await answer.next(), usage_asked=True)])
+        events = [line[6:] for line in raw.decode().split("\n\n") if line]
+        return [event if event == "[DONE]" else json.loads(event) for event in events]
+
+
+def texts(events: list[Any], index: int = 0) -> str:
+    choices = [choice for event in events if isinstance(event, dict) for choice in event.get("choices", [])]
+    return "".join(choice["delta"].get("content", "") for choice in choices if choice["index"] == index)
+
+
+async def test_a_stream_ends_with_its_reason_its_usage_and_done() -> None:
+    desk = Desk()
+    desk.say(0, "abc", finish="length")
+    events = await desk.stream()
+    assert texts(events) == "abc"
+    assert events[-3]["choices"][0]["finish_reason"] == "length"
+    assert events[-2]["usage"] | {"prompt_tokens_details": None} == {
+        "prompt_tokens": 3,
+        "completion_tokens": 3,
+        "total_tokens": 6,
+        "prompt_tokens_details": None,
+    }
+    assert events[-1] == "[DONE]"
+    assert desk.left == []
+
+
+async def test_several_tokens_of_one_message_are_lines_of_their_own_in_one_chunk() -> None:
+    desk = Desk()
+    answer = await desk.start()
+    desk.say(0, "ab")
+    reply = ChatReply("id", "m", 1, stream=True, usage_asked=False, names=Letters())
+    chunks = answer.chunks(reply, await answer.next(), usage_asked=False)
+    assert (await anext(chunks)).count(b"data: ") == 3  # the role, "a", "b"
+    await chunks.aclose()
+    assert desk.left == ["r0"]
+
+
+async def test_a_stop_string_ends_the_choice_and_its_engine_request_and_is_never_shown() -> None:
+    desk = Desk(choices=2)
+    desk.say(0, "ab!cd")
+    desk.say(1, "xy", finish="stop")
+    events = await desk.stream()
+    assert texts(events, 0) == "ab"
+    assert texts(events, 1) == "x"  # its last token ended it, and is no text
+    assert desk.left == ["r0"]
+    assert events[-2]["usage"]["completion_tokens"] == 3 + 2
+
+
+async def test_text_that_was_held_back_comes_with_the_end() -> None:
+    desk = Desk()
+    desk.say(0, "a?", finish="length")
+    assert texts(await desk.stream()) == "a?"
+
+
+async def test_an_error_after_streaming_began_is_an_event_without_done() -> None:
+    desk = Desk()
+    desk.say(0, "ab")
+    desk.answer.mailbox.fail(InstanceUnavailableError("It went away."))
+    events = await desk.stream()
+    assert texts(events) == "ab"
+    assert events[-1] == {"error": {"message": "It went away.", "type": "server_error", "param": None, "code": "unavailable"}}
+    assert desk.left == ["r0"]
+
+
+async def test_an_engine_error_ends_the_whole_request() -> None:
+    desk = Desk(choices=2)
+    answer = await desk.start()
+    answer.mailbox.put(0, ("r0", None, None, "error", "out of luck", None))
+    with pytest.raises(PdmuxError, match="out of luck"):
+        await answer.next()
+    answer.close()
+    assert desk.left == ["r1"]
+
+
+async def test_a_request_that_runs_too_long_is_ended() -> None:
+    desk = Desk(timeout_s=0.01)
+    answer = await desk.start()
+    with pytest.raises(DeadlineError):
+        await answer.next()
+    answer.close()
+    assert desk.left == ["r0"]
+
+
+async def test_a_cancelled_stream_ends_its_engine_requests() -> None:
+    desk = Desk(choices=2)
+    task = asyncio.create_task(desk.stream())
+    await asyncio.sleep(0)
+    desk.say(0, "a")
+    await asyncio.sleep(0.01)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert sorted(desk.left) == ["r0", "r1"]
+    assert 'outcome="disconnected"} 1.0' in desk.metrics.exposition().decode()
+
+
+async def test_logprobs_come_with_the_text_they_belong_to() -> None:
+    desk = Desk()
+    answer = await desk.start()
+    for char in "a?b":  # "?" is held back until "b"
+        answer.mailbox.put(0, ("r0", ord(char), (-0.5, ()), None, None, None))
+    updates = await answer.next()
+    assert [(update.text, [token for token, _, _ in update.logprobs]) for update in updates] == [
+        ("a", [97]),
+        ("", []),
+        ("?b", [63, 98]),
+    ]
+    answer.close()

@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from pdmux_ray.errors import (
+    ContextLengthError,
+    InstanceUnavailableError,
+    IntegrityError,
+    PdmuxError,
+    QueueFullError,
+    RequestError,
+)
+from pdmux_ray.serve import wire
+from pdmux_ray.serve.problems import problem
+from pdmux_ray.types import FinishReason, Load, NewRequest, SamplingParams, TokenEvent, TokenLogprobs
+
+
+def travel(value: Any) -> Any:
+    return json.loads(json.dumps(value))
+
+
+def test_a_plain_token_is_two_values() -> None:
+    assert travel(wire.pack_event(TokenEvent("r", 5))) == ["r", 5]
+
+
+def test_everything_else_about_a_token_travels_too() -> None:
+    event = TokenEvent("r", 5, TokenLogprobs(-0.5, ((5, -0.5),)), FinishReason.LENGTH, None, 32)
+    packed = travel(wire.pack_event(event))
+    assert packed == ["r", 5, [-0.5, [[5, -0.5]]], "length", None, 32]
+    assert wire.is_last(packed)
+    assert not wire.is_last(travel(wire.pack_event(TokenEvent("r", 5, cached_tokens=0))))
+
+
+def test_a_load_and_a_request_arrive_as_they_left() -> None:
+    load = Load(1, 2, 3, 4, 5, 0.5)
+    assert wire.unpack_load(travel(wire.pack_load(load))) == load
+    request = NewRequest("r", (1, 2), SamplingParams(max_tokens=5, stop_token_ids=(7,), temperature=0.5, logprobs=2), "sink")
+    assert wire.unpack_request(travel(wire.pack_request(request)), "sink") == request
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (RequestError("wrong", param="n"), 400),
+        (ContextLengthError(100, 50), 400),
+        (QueueFullError(7, 2.5), 429),
+        (InstanceUnavailableError("gone"), 503),
+    ],
+)
+def test_a_refusal_arrives_with_its_words_and_its_status(error: PdmuxError, status: int) -> None:
+    arrived = wire.unpack_refusal(travel(wire.pack_refusal(error)))
+    assert (type(arrived), str(arrived), vars(arrived)) == (type(error), str(error), vars(error))
+    assert problem(arrived).status == status
+
+
+def test_an_error_that_no_client_should_see_by_name_arrives_as_a_plain_one() -> None:
+    assert type(wire.unpack_refusal(travel(wire.pack_refusal(IntegrityError("a bug"))))) is PdmuxError
+
+
+def test_a_full_queue_says_when_to_try_again_in_whole_seconds() -> None:
+    assert problem(QueueFullError(7, 2.5)).headers == {"retry-after": "3"}
