@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from tiny_models import VOCAB, load_reference, reference_logits, save_tiny
 
 from pdmux_ray.config import EngineConfig
 from pdmux_ray.device.base import build_runner
+from pdmux_ray.device.cpu.cores import usable_cores
 from pdmux_ray.device.cpu.runner import CpuRunner, resolve_dtype
 from pdmux_ray.device.step_tensors import StepTensors
 from pdmux_ray.engine.runner import PrefillSlice, StepBatch
@@ -161,6 +163,15 @@ def test_a_closed_runner_refuses_steps(runner: CpuRunner) -> None:
         runner.launch(StepBatch([], []))
     with pytest.raises(RuntimeError, match="without a launched step"):
         runner.collect()
+
+
+@pytest.mark.parametrize(
+    ("limit", "share"), [("max 100000", None), ("50000 100000", 1), ("150000 100000", 2), ("nonsense", None)]
+)
+def test_a_containers_quota_bounds_the_threads(limit: str, share: int | None, tmp_path: Path) -> None:
+    (tmp_path / "cpu.max").write_text(limit)
+    cores = len(os.sched_getaffinity(0))
+    assert usable_cores(tmp_path) == (cores if share is None else min(cores, share))
 
 
 def test_auto_is_a_dtype_that_the_processor_multiplies() -> None:

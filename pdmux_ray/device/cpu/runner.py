@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor
 
 from pdmux_ray.config import EngineConfig
+from pdmux_ray.device.cpu.cores import usable_cores
 from pdmux_ray.device.cpu.ops import make_ops
 from pdmux_ray.device.kv_pool import allocate_on_cpu, layout_for
 from pdmux_ray.device.sampler import Sampler
@@ -40,7 +40,7 @@ class CpuRunner:
         if config.context_length is not None:
             model = replace(model, context_length=min(model.context_length, config.context_length))
         self.dtype = resolve_dtype(config.dtype)
-        self.threads = config.threads or len(os.sched_getaffinity(0))
+        self.threads = config.threads or usable_cores()
         layout = layout_for(config.kv_cache_gib, model.layers, model.kv_heads, model.head_dim, config.page_size, self.dtype)
         self.pages, self.page_size = layout.pages, layout.page_size
         ops = make_ops(allocate_on_cpu(layout, self.dtype))
@@ -49,7 +49,6 @@ class CpuRunner:
         self._sampler = Sampler()
         self._step_thread = 0
         self._launched: _Launched | None = None
-        self._given_up = False
 
     def launch(self, batch: StepBatch, give_up: GiveUp = never) -> None:
         """Computes the step; with prefills it asks `give_up` after every layer."""
