@@ -204,7 +204,8 @@ def _reason(plan: Plan) -> str:
 
 def _announce(plan: Plan, seconds: float) -> None:
     model = plan.config.served_model_name or Path(plan.config.model).name
-    body = {"model": model, "messages": [{"role": "user", "content": "What is the capital of France?"}]}
+    messages = [{"role": "user", "content": "What is the capital of France?"}]
+    body = {"model": model, "messages": messages, "temperature": 0}
     key = "" if plan.config.gateway.api_keys_env is None else " -H 'Authorization: Bearer YOUR_KEY'"
     how = "HAProxy in front" if plan.mode == "haproxy" else "Serve's own proxy in front"
     print(f"pdmux-ray {__version__} serves {model!r} at {plan.url}/v1 after {seconds:.1f} s ({how}). Ctrl-C ends it.")
