@@ -27,6 +27,9 @@ from pdmux_ray.bench.soak_requests import KINDS, Kind, pick
 MEMORY_SAMPLES = 8
 MEMORY_GROWTH = 0.05  # of the servers' memory between the end of the warm-up (a quarter of the run) and the end
 SETTLE_S = 10.0
+# Gauges of /metrics (pdmux_ray.metrics.catalog).
+BUSY = ("pdmux_instance_running_requests", "pdmux_instance_waiting_requests", "pdmux_open_requests")
+FREE_PAGES, PAGES = "pdmux_instance_free_pages", "pdmux_instance_pages"
 
 
 @dataclass(slots=True)
@@ -49,7 +52,8 @@ async def soak(started: server.Server, model: str, requests: int, concurrency: i
     report, begun = Report(), time.monotonic()
     jobs = iter(range(requests))
     timeout = aiohttp.ClientTimeout(total=600)
-    connector = aiohttp.TCPConnector(limit=0)
+    # A connection each: on a kept one, a request may cross the server's closing of it, which says nothing about the server.
+    connector = aiohttp.TCPConnector(limit=0, force_close=True)
     async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
 
         async def worker() -> None:
@@ -99,7 +103,7 @@ def _progress(done: int, total: int, begun: float) -> None:
 
 async def pages(url: str) -> dict[str, float]:
     """The engine's own accounting from /metrics, summed over instances."""
-    wanted = ("pdmux_requests_running", "pdmux_requests_waiting", "pdmux_kv_pages_free", "pdmux_kv_pages")
+    wanted = (*BUSY, FREE_PAGES, PAGES)
     async with aiohttp.ClientSession() as session, session.get(f"{url}/metrics") as response:
         families = list(text_string_to_metric_families(await response.text()))
     totals: dict[str, float] = {}
@@ -120,9 +124,9 @@ async def settled_pages(url: str) -> dict[str, float]:
 
 def leaks(now: dict[str, float]) -> list[str]:
     """What an idle server still holds; empty when the accounting is exact."""
-    found = [f"{name} = {now.get(name)}" for name in ("pdmux_requests_running", "pdmux_requests_waiting") if now.get(name) != 0]
-    if now.get("pdmux_kv_pages_free") != now.get("pdmux_kv_pages") or not now.get("pdmux_kv_pages"):
-        found.append(f"{now.get('pdmux_kv_pages_free')} of {now.get('pdmux_kv_pages')} pages are free")
+    found = [f"{name} = {now.get(name)}" for name in BUSY if now.get(name) != 0]
+    if now.get(FREE_PAGES) != now.get(PAGES) or not now.get(PAGES):
+        found.append(f"{now.get(FREE_PAGES)} of {now.get(PAGES)} pages are free")
     return found
 
 
@@ -139,7 +143,7 @@ def print_report(report: Report, now: dict[str, float]) -> bool:
         "memory MiB over the run: " + " ".join(f"{m:.0f}" for m in report.memory_mib) + f"  ({growth:+.1%} after the warm-up)"
     )
     left = leaks(now)
-    print("pages: " + ("; ".join(left) if left else f"all {now['pdmux_kv_pages']:.0f} free, nobody running or waiting"))
+    print("pages: " + ("; ".join(left) if left else f"all {now[PAGES]:.0f} free, nobody running or waiting"))
     return not report.wrong and not left and growth <= MEMORY_GROWTH
 
 

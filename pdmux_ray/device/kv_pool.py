@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,5 +22,5 @@ def layout_for(kv_cache_gib: float, layers: int, kv_heads: int, head_dim: int, p
 
 
 def allocate_on_cpu(layout: KVLayout, dtype: torch.dtype) -> Tensor:
-    """A zeroed pool of `layout.shape`. The system gives it memory page by page, as it is first written."""
-    return torch.from_numpy(np.zeros(layout.total_bytes, dtype=np.uint8)).view(dtype).view(layout.shape)
+    """A zeroed pool of `layout.shape`. Written to once here, so that a machine without that much memory fails at the start."""
+    return torch.empty(layout.shape, dtype=dtype).zero_()
