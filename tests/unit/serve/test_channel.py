@@ -127,7 +127,7 @@ async def test_an_instance_that_goes_away_fails_the_submit_under_way() -> None:
 
 
 async def test_a_caller_without_the_password_is_hung_up_on() -> None:
-    async with connected(token="guess") as (engine, _, caller, listening):
+    async with connected(token="guess") as (engine, _, _, listening):
         with pytest.raises(ConnectionError):
             await listening
         assert engine.submitted == []
@@ -135,7 +135,7 @@ async def test_a_caller_without_the_password_is_hung_up_on() -> None:
 
 @pytest.mark.parametrize("noise", [b"GET / HTTP/1.1\r\n\r\n" * 20, pack({"a": 1}), pack([]), pack(["hello"])])  # type: ignore[arg-type]
 async def test_noise_on_the_port_hurts_nobody(noise: bytes) -> None:
-    async with connected() as (engine, board, caller, _):
+    async with connected() as (_, board, caller, _):
         reader, writer = await asyncio.open_connection("127.0.0.1", board.port)
         writer.write(noise)
         with suppress(ConnectionError):
