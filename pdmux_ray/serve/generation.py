@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol, TypeAlias
 
 from pdmux_ray.serve.wire import Event
@@ -9,6 +10,8 @@ from pdmux_ray.types import FinishReason
 
 # (token id, its log probability, ((token id, log probability) of the best, ...))
 LogprobEntry: TypeAlias = tuple[int, float, tuple[tuple[int, float], ...]]
+
+LOWEST_LOGPROB = -9999.0
 
 _STOP = FinishReason.STOP.value
 
@@ -53,7 +56,7 @@ class Choice:
             self.completion_tokens += 1
         elif token is not None:
             if logprobs is not None:
-                self.logprobs.append((token, *logprobs))
+                self.logprobs.append(_finite(token, *logprobs))
             shown = self._push(token)
         if finish is not None and self.finish is None:
             shown += self._text.finish()
@@ -70,3 +73,8 @@ class Choice:
         if self._text.stopped:
             self.finish = _STOP
         return shown
+
+
+def _finite(token: int, logprob: float, top: Sequence[tuple[int, float]]) -> LogprobEntry:
+    """JSON has no infinity: a token that was impossible gets a very low number instead, as other servers give it."""
+    return (token, max(logprob, LOWEST_LOGPROB), tuple((other, max(p, LOWEST_LOGPROB)) for other, p in top))

@@ -156,3 +156,11 @@ async def test_logprobs_come_with_the_text_they_belong_to() -> None:
         ("?b", [63, 98]),
     ]
     answer.close()
+
+
+async def test_an_impossible_token_has_a_log_probability_that_json_can_carry() -> None:
+    desk = Desk()
+    answer = await desk.start()
+    answer.mailbox.put(0, ("r0", 97, (float("-inf"), ((98, float("-inf")),)), "length", None, None))
+    assert [update.logprobs for update in await answer.next()] == [[(97, -9999.0, ((98, -9999.0),))]]
+    answer.close()
