@@ -36,14 +36,6 @@ LEGAL_MOVES: Mapping[Phase, frozenset[Phase]] = MappingProxyType(
 )
 
 
-class Role(Enum):
-    """What an instance does for the requests it is given."""
-
-    PREFILL = "prefill"
-    DECODE = "decode"
-    MUX = "mux"
-
-
 class Mode(Enum):
     """How the two phases share the device in a step."""
 
@@ -157,6 +149,7 @@ class TokenEvent:
     finish: FinishReason | None = None
     error: str | None = None  # set exactly when finish is ERROR: the message for the client
     cached_tokens: int | None = None  # on the first event: prompt tokens found in the prefix cache
+    error_type: str | None = None  # set exactly with `error`: the name of its class in `pdmux_ray.errors`
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,4 +161,4 @@ class Load:
     free_pages: int  # free or evictable
     total_pages: int
     steps: int  # steps completed since start
-    heartbeat_age_s: float  # since the step loop last came round
+    step_age_s: float  # how long the step under way has taken so far; 0 while there is none

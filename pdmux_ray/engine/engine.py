@@ -21,6 +21,7 @@ from pdmux_ray.engine.request import Request
 from pdmux_ray.engine.runner import Runner
 from pdmux_ray.engine.scheduler import Scheduler
 from pdmux_ray.errors import ContextLengthError, InstanceUnavailableError, QueueFullError, RequestError
+from pdmux_ray.policy.routing import stalled
 from pdmux_ray.types import Load, NewRequest
 
 __all__ = ["Engine", "EngineLimits", "Publish"]
@@ -89,7 +90,7 @@ class Engine:
             free_pages=self._pool.available,
             total_pages=self._pool.pages,
             steps=scheduler.counters.steps,
-            heartbeat_age_s=self._loop.heartbeat_age_s,
+            step_age_s=self._loop.step_age_s,
         )
 
     def problem(self) -> str | None:
@@ -98,8 +99,8 @@ class Engine:
             return f"the engine is broken: {self._loop.broken}"
         if self._closed:
             return "the engine is closed"
-        age_s = self._loop.heartbeat_age_s
-        if age_s > self.limits.stall_timeout_s:
+        age_s = self._loop.step_age_s
+        if stalled(age_s, self.limits.stall_timeout_s):
             return f"the step under way has taken {age_s:.1f} s, more than {self.limits.stall_timeout_s:.1f} s"
         return None
 

@@ -51,8 +51,8 @@ class StepLoop:
         return len(self._inbox) + len(self._scheduler.waiting)
 
     @property
-    def heartbeat_age_s(self) -> float:
-        """Seconds since the loop last came round; 0 while there is nothing to do."""
+    def step_age_s(self) -> float:
+        """Seconds since the step under way began; 0 while there is none."""
         busy_since_s = self._busy_since_s
         return 0.0 if busy_since_s is None else max(self._clock.now() - busy_since_s, 0.0)
 

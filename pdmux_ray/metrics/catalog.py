@@ -74,9 +74,9 @@ _LOAD_GAUGES: dict[str, tuple[str, Callable[[Load], float]]] = {
     "pdmux_instance_free_pages": ("KV pages that are free or evictable.", lambda load: load.free_pages),
     "pdmux_instance_pages": ("KV pages in all.", lambda load: load.total_pages),
     "pdmux_instance_steps": ("Steps since the engine started.", lambda load: load.steps),
-    "pdmux_instance_heartbeat_age_seconds": (
-        "Age of the step loop's last sign of life when it was reported.",
-        lambda load: load.heartbeat_age_s,
+    "pdmux_instance_step_age_seconds": (
+        "How long the step under way had taken when it was reported; 0 without one.",
+        lambda load: load.step_age_s,
     ),
 }
 

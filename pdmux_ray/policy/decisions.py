@@ -44,17 +44,29 @@ class StepPlan:
     preempt: tuple[str, ...] = ()  # newest first: each gives up its pages and goes to the head of the queue
 
 
+class Unfit(Enum):
+    """Why an instance is given no requests."""
+
+    NO_LINE = "no_line"  # its line is not up yet
+    SILENT = "silent"  # nothing has come from it for too long
+    STALLED = "stalled"  # the step under way takes too long
+    AILING = "ailing"  # it says so itself
+    LEAVING = "leaving"  # it is well, but about to end
+
+
 class RouteReason(Enum):
-    """Why a request went to its instance."""
+    """Why a request went to its instance, or to none."""
 
     ONLY_ONE = "only_one"  # a single instance can take requests
     LEAST_LOADED = "least_loaded"  # it has the fewest requests, counted with those still on their way
     TIE = "tie"  # several have the fewest requests and the most free pages; one was drawn
+    NONE_LINKED = "none_linked"  # no instance is known
+    NONE_FIT = "none_fit"  # there are instances, but none can take requests
 
 
 @dataclass(frozen=True, slots=True)
 class RouteChoice:
-    """Which instance serves a request."""
+    """Which instance serves a request; None with the reasons NONE_LINKED and NONE_FIT, and only with them."""
 
-    instance_id: str
+    instance_id: str | None
     reason: RouteReason

@@ -1,22 +1,55 @@
-"""Which instance serves a request: the one with the fewest requests."""
+"""Which instance serves a request: of those that are fit, the one with the fewest requests."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from random import Random
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from pdmux_ray.policy.decisions import RouteChoice, RouteReason
+from pdmux_ray.policy.decisions import RouteChoice, RouteReason, Unfit
 from pdmux_ray.policy.views import InstanceView
 
+if TYPE_CHECKING:
+    from random import Random
 
-def choose_instance(views: Sequence[InstanceView], rng: Random) -> RouteChoice | None:
-    """Least requests first, then most free pages; equals are drawn with `rng`. None when there is no instance."""
+
+@dataclass(frozen=True, slots=True)
+class FitnessLimits:
+    """When an instance is given no more requests."""
+
+    silence_s: float
+    stall_timeout_s: float
+
+
+def stalled(step_age_s: float, stall_timeout_s: float) -> bool:
+    """The stall rule, for an engine and for those who watch it: a step has been under way for longer than the timeout."""
+    return step_age_s > stall_timeout_s
+
+
+def unfit(view: InstanceView, limits: FitnessLimits) -> Unfit | None:
+    """Why the instance is given no requests; None when it is."""
+    if not view.line_is_up:
+        return Unfit.NO_LINE
+    if view.silence_s > limits.silence_s:
+        return Unfit.SILENT
+    if view.step_age_s and stalled(view.step_age_s + view.silence_s, limits.stall_timeout_s):
+        return Unfit.STALLED
+    if view.ailing:
+        return Unfit.AILING
+    return Unfit.LEAVING if view.leaving else None
+
+
+def choose_instance(views: Sequence[InstanceView], limits: FitnessLimits, rng: Random) -> RouteChoice:
+    """Among the fit ones, least requests first, then most free pages; equals are drawn with `rng`."""
     if not views:
-        return None
-    if len(views) == 1:
-        return RouteChoice(views[0].instance_id, RouteReason.ONLY_ONE)
-    best = min(map(_cost, views))
-    equals = [view for view in views if _cost(view) == best]
+        return RouteChoice(None, RouteReason.NONE_LINKED)
+    fit = [view for view in views if unfit(view, limits) is None]
+    if not fit:
+        return RouteChoice(None, RouteReason.NONE_FIT)
+    if len(fit) == 1:
+        return RouteChoice(fit[0].instance_id, RouteReason.ONLY_ONE)
+    best = min(map(_cost, fit))
+    equals = [view for view in fit if _cost(view) == best]
     if len(equals) == 1:
         return RouteChoice(equals[0].instance_id, RouteReason.LEAST_LOADED)
     return RouteChoice(rng.choice(equals).instance_id, RouteReason.TIE)

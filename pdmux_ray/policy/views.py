@@ -81,4 +81,9 @@ class InstanceView:
     running: int
     waiting: int
     free_pages: int
+    step_age_s: float  # of the step under way when the figures were told; 0 without one
+    silence_s: float  # since they were told
     on_their_way: int  # requests sent whose receipt the figures do not show yet
+    line_is_up: bool  # False: there are no figures yet
+    leaving: bool  # it takes no more requests, but ends those it has
+    ailing: bool  # it says itself that it is not well

@@ -12,8 +12,8 @@ from typing import Any
 from ray.serve.handle import DeploymentHandle
 
 from pdmux_ray.errors import InstanceUnavailableError
-from pdmux_ray.policy.decisions import RouteChoice
-from pdmux_ray.policy.routing import choose_instance
+from pdmux_ray.policy.decisions import RouteChoice, Unfit
+from pdmux_ray.policy.routing import FitnessLimits, choose_instance, unfit
 from pdmux_ray.policy.views import InstanceView
 from pdmux_ray.serve import wire
 from pdmux_ray.serve.answer import Mailbox
@@ -55,17 +55,35 @@ class Link:
     def on_leaving(self) -> None:
         self.leaving = True
 
-    def trouble(self, stall_timeout_s: float) -> str | None:
-        """Why no request should go there; None when it is well."""
-        silence_s = time.monotonic() - self.load_s
-        if self.load is None:
-            return f"its line is not up yet, for {silence_s:.1f} s"
-        if silence_s > SILENCE_S:
-            return f"no word from it for {silence_s:.1f} s"
-        age_s = self.load.heartbeat_age_s + silence_s
-        if self.load.heartbeat_age_s and age_s > stall_timeout_s:
-            return f"the step under way has taken {age_s:.1f} s"
-        return self.problem
+    def view(self) -> InstanceView:
+        """For the routing policy."""
+        load = self.load
+        return InstanceView(
+            instance_id=self.instance_id,
+            running=load.running if load else 0,
+            waiting=load.waiting if load else 0,
+            free_pages=load.free_pages if load else 0,
+            step_age_s=load.step_age_s if load else 0.0,
+            silence_s=time.monotonic() - self.load_s,
+            on_their_way=self.on_their_way,
+            line_is_up=load is not None,
+            leaving=self.leaving,
+            ailing=self.problem is not None,
+        )
+
+    def trouble(self, limits: FitnessLimits) -> str | None:
+        """What is wrong with it, in words; None when it is well, also when it is well but leaving."""
+        view = self.view()
+        match unfit(view, limits):
+            case Unfit.NO_LINE:
+                return f"its line is not up yet, for {view.silence_s:.1f} s"
+            case Unfit.SILENT:
+                return f"no word from it for {view.silence_s:.1f} s"
+            case Unfit.STALLED:
+                return f"the step under way has taken {view.step_age_s + view.silence_s:.1f} s"
+            case Unfit.AILING:
+                return self.problem
+        return None
 
     async def submit(self, requests: Sequence[NewRequest], mailbox: Mailbox) -> None:
         """All or none. Raises what the instance refuses with, or InstanceUnavailableError."""
@@ -105,7 +123,7 @@ class Links:
         self.gateway_id = gateway_id
         self._handle = handle
         self._period_s = discovery_period_s
-        self._stall_timeout_s = stall_timeout_s
+        self._limits = FitnessLimits(SILENCE_S, stall_timeout_s)
         self._rng = random.Random()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -127,18 +145,13 @@ class Links:
 
     def troubles(self) -> dict[str, str]:
         """Instance id -> what is wrong, for the instances that are not well."""
-        found = {link.instance_id: link.trouble(self._stall_timeout_s) for link in self.by_id.values()}
+        found = {link.instance_id: link.trouble(self._limits) for link in self.by_id.values()}
         return {instance_id: why for instance_id, why in found.items() if why is not None}
 
     def choose(self) -> tuple[Link, RouteChoice]:
         """Raises InstanceUnavailableError that says what is wrong with each instance."""
-        views = [
-            InstanceView(link.instance_id, link.load.running, link.load.waiting, link.load.free_pages, link.on_their_way)
-            for link in self.by_id.values()
-            if link.load is not None and not link.leaving and link.trouble(self._stall_timeout_s) is None
-        ]
-        choice = choose_instance(views, self._rng)
-        if choice is None:
+        choice = choose_instance([link.view() for link in self.by_id.values()], self._limits, self._rng)
+        if choice.instance_id is None:
             raise InstanceUnavailableError(f"No instance can take requests now ({self._summary()}). Try again soon.")
         return self.by_id[choice.instance_id], choice
 

@@ -45,7 +45,7 @@ def is_last(event: Event) -> bool:
 
 
 def pack_load(load: Load) -> PackedLoad:
-    return (load.running, load.waiting, load.free_pages, load.total_pages, load.steps, load.heartbeat_age_s)
+    return (load.running, load.waiting, load.free_pages, load.total_pages, load.steps, load.step_age_s)
 
 
 def unpack_load(load: PackedLoad) -> Load:

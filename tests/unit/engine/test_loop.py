@@ -225,7 +225,7 @@ def test_an_idle_loop_sleeps_and_wakes_for_a_request(worlds: Worlds) -> None:
     for name in ("first", "second"):
         engine.submit(request(name))
         log.wait_for_ends([name])
-        while engine.load().heartbeat_age_s:
+        while engine.load().step_age_s:
             time.sleep(0.001)
         reads = clock.reads
         time.sleep(0.02)
