@@ -6,6 +6,7 @@ resolved by whoever knows the answer (the device, the model), never written back
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -53,6 +54,10 @@ class EngineConfig(_Frozen):
     stall_timeout_s: PositiveFloat = 60.0  # a step that takes longer makes the instance unhealthy
     fake: FakeConfig = FakeConfig()
 
+    @property
+    def reads_weights(self) -> bool:
+        return self.load == "weights" and self.device != "fake"
+
 
 class GatewayConfig(_Frozen):
     """The HTTP front: limits and keys."""
@@ -69,11 +74,16 @@ class AppConfig(_Frozen):
     """Everything `build_app` takes."""
 
     model: str = "demo"  # "demo", a Hugging Face directory, or a hub id
-    served_model_name: str | None = None  # None: the directory's or hub id's last part
+    served_model_name: Annotated[str, Field(min_length=1)] | None = None  # None: the directory's or hub id's last part
     instances: PositiveInt = 1
     gateways: PositiveInt = 1
     engine: EngineConfig = EngineConfig()
     gateway: GatewayConfig = GatewayConfig()
+
+    @property
+    def model_name(self) -> str:
+        """What clients call the model."""
+        return self.served_model_name or os.path.basename(os.path.abspath(os.path.expanduser(self.model))) or self.model
 
 
 def parse_app_config(values: Any) -> AppConfig:
@@ -86,22 +96,24 @@ def parse_app_config(values: Any) -> AppConfig:
 
 
 def load_serve_config(path: Path, overrides: Sequence[str] = ()) -> tuple[dict[str, Any], AppConfig]:
-    """A Serve config file and its first application's `args:`, both with `overrides` applied. Raises ConfigError.
+    """A Serve config file and its application's `args:`, both with `overrides` applied. Raises ConfigError.
 
     An override is `KEY=VALUE` with a dotted key of AppConfig and a YAML value, such as `engine.mode=chunked`.
     """
     try:
         document = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError) as error:
+    except (OSError, ValueError, yaml.YAMLError) as error:
         raise ConfigError(f"cannot read {path}: {error}") from None
-    try:
-        application = document["applications"][0]
-    except (TypeError, KeyError, IndexError):
-        raise ConfigError(f"{path} is not a Serve config file: it has no `applications:` list") from None
-    args = application["args"] = application.get("args") or {}
+    applications = document.get("applications") if isinstance(document, dict) else None
+    if not isinstance(applications, list) or not applications or not isinstance(applications[0], dict):
+        raise ConfigError(f"{path} is not a Serve config file: it has no `applications:` list with an application in it")
+    if len(applications) > 1:
+        raise ConfigError(f"{path} has {len(applications)} applications; give each a file and a server of its own")
+    args = applications[0]["args"] = applications[0].get("args") or {}
+    config = parse_app_config(args)  # what is wrong in the file is said of the file, not of an override
     for override in overrides:
         _override(args, override)
-    return document, parse_app_config(args)
+    return document, parse_app_config(args) if overrides else config
 
 
 def _override(args: dict[str, Any], override: str) -> None:
@@ -113,12 +125,12 @@ def _override(args: dict[str, Any], override: str) -> None:
             raise ConfigError(f"{override!r}: {part} is not a group of settings")
     try:
         args[last] = yaml.safe_load(value)
-    except yaml.YAMLError as error:
+    except (ValueError, yaml.YAMLError) as error:
         raise ConfigError(f"{override!r}: the value is not YAML: {error}") from None
     if not equals or not last:
         raise ConfigError(f"{override!r} is not of the form KEY=VALUE, such as engine.mode=chunked")
 
 
 def load_app_config(path: Path) -> AppConfig:
-    """The first application's `args:` of a Serve config file. Raises ConfigError."""
+    """The application's `args:` of a Serve config file. Raises ConfigError."""
     return load_serve_config(path)[1]

@@ -18,7 +18,7 @@ def config_file(tmp_path: Path) -> Path:
     return path
 
 
-def test_the_first_applications_args_are_the_configuration(config_file: Path) -> None:
+def test_the_applications_args_are_the_configuration(config_file: Path) -> None:
     config = load_app_config(config_file)
     assert (config.model, config.engine.max_batch, config.engine.mode) == ("demo", 3, Mode.PREFILL_FIRST)
 
@@ -57,12 +57,61 @@ def test_an_override_that_makes_no_sense_is_refused(config_file: Path, override:
         load_serve_config(config_file, [override])
 
 
-@pytest.mark.parametrize("text", ["", "applications: []", "just text", "applications: [", "[1]"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "applications: []", "just text", "applications: [", "[1]", "applications: [1]", "applications: text"),
+        *("applications: {a: 1}", "since: 2020-13-45", "applications: [{}, {}]"),
+    ],
+)
 def test_a_file_that_is_no_serve_config_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "serve.yaml"
     path.write_text(text)
     with pytest.raises(ConfigError, match=r"serve\.yaml"):
         load_app_config(path)
+
+
+@pytest.mark.parametrize("args", ["[1]", "1", "text"])
+@pytest.mark.parametrize("overrides", [[], ["engine.max_batch=3"]])
+def test_args_that_are_no_group_of_settings_are_refused(tmp_path: Path, args: str, overrides: list[str]) -> None:
+    path = tmp_path / "serve.yaml"
+    path.write_text(f"applications: [{{args: {args}}}]")
+    with pytest.raises(ConfigError, match="args are wrong"):
+        load_serve_config(path, overrides)
+
+
+def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "serve.yaml"
+    path.write_bytes(b"applications: [{args: {model: \xff}}]")
+    with pytest.raises(ConfigError, match="cannot read"):
+        load_app_config(path)
+
+
+@pytest.mark.parametrize(
+    ("args", "name"),
+    [
+        ({}, "demo"),
+        ({"model": "owner/model"}, "model"),
+        ({"model": "/models/a/"}, "a"),
+        ({"model": "."}, "here"),
+        ({"model": "../here/.."}, "there"),
+        ({"model": "/models/a", "served_model_name": "b"}, "b"),
+    ],
+)
+def test_a_model_is_called_by_its_last_part_unless_it_is_given_a_name(
+    args: dict[str, object], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = tmp_path / "there" / "here"
+    here.mkdir(parents=True)
+    monkeypatch.chdir(here)
+    assert parse_app_config(args).model_name == name
+
+
+@pytest.mark.parametrize(
+    ("engine", "reads"), [({}, True), ({"load": "dummy"}, False), ({"device": "fake"}, False), ({"device": "cpu"}, True)]
+)
+def test_weights_are_read_unless_the_device_or_the_user_makes_them_up(engine: dict[str, object], reads: bool) -> None:
+    assert parse_app_config({"engine": engine}).engine.reads_weights is reads
 
 
 @pytest.mark.parametrize(
