@@ -14,6 +14,7 @@ import asyncio
 import random
 import statistics
 import sys
+import time
 from collections import defaultdict
 from collections.abc import Sequence
 
@@ -65,9 +66,12 @@ async def _measure_server(url: str, seed: int) -> Samples:
 def compare(ours: str, peer: str, model: str, rounds: int) -> tuple[Samples, Samples]:
     """Runs both servers in turn, `rounds` times; the same prompts for both within a round."""
     totals: tuple[Samples, Samples] = (defaultdict(list), defaultdict(list))
+    begun, done = time.monotonic(), 0
     for round_index in range(rounds):
         for name, command, total in (("ours", ours, totals[0]), ("peer", peer, totals[1])):
-            print(f"round {round_index + 1} of {rounds}: {name} …", file=sys.stderr, flush=True)
+            left = f", about {(time.monotonic() - begun) / done * (2 * rounds - done):.0f} s left" if done else ""
+            print(f"round {round_index + 1} of {rounds}: {name}{left}", file=sys.stderr, flush=True)
+            done += 1
             with server.running(command, model) as started:
                 for key, values in asyncio.run(_measure_server(started.url, seed=round_index)).items():
                     total[key].append(statistics.median(values))
@@ -84,17 +88,43 @@ def table(ours: Samples, peer: Samples, limit: float) -> list[str]:
     return lines
 
 
+def plot(ours: Samples, peer: Samples, path: str) -> None:
+    """Bars of the medians: ITL on the left, TTFT on the right; the ratio stands above ours."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    for axes, (kind, unit) in zip(
+        figure.subplots(1, 2), (("ITL", "concurrent requests"), ("TTFT", "prompt tokens")), strict=True
+    ):
+        keys = [key for key in ours if key.startswith(f"{kind} ")]
+        for offset, name, samples, colour in ((-0.2, "ours", ours, "#2a7f62"), (0.2, "peer", peer, "#b0b7bd")):
+            heights = [statistics.median(samples[key]) * 1e3 for key in keys]
+            bars = axes.bar([i + offset for i in range(len(keys))], heights, 0.4, label=name, color=colour)
+            if name == "ours":
+                axes.bar_label(
+                    bars, [f"{statistics.median(ours[k]) / statistics.median(peer[k]):.2f} ×" for k in keys], padding=2
+                )
+        axes.set(title=f"median {kind}, ms (lower is better)", xlabel=unit, xticks=range(len(keys)))
+        axes.set_xticklabels([key.split()[1] for key in keys])
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(frameon=False)
+    figure.savefig(path, dpi=120)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m pdmux_ray.bench.peer", description=__doc__.splitlines()[0])
     parser.add_argument("--model", required=True, help="Hugging Face directory that both serve")
     parser.add_argument("--peer", required=True, help="command of the other server, with {model} and {port}")
     parser.add_argument("--ours", default="scripts/serve --set model={model} --port {port}", help="command of ours")
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--plot", help="also draw the table into this PNG file")
     parser.add_argument("--limit", type=float, default=0.8, help="ratio to stay under")
     args = parser.parse_args(argv)
     ours, peer = compare(args.ours, args.peer, args.model, args.rounds)
     lines = table(ours, peer, args.limit)
     print("\n".join(lines))
+    if args.plot:
+        plot(ours, peer, args.plot)
     return 1 if any("OVER" in line for line in lines) else 0
 
 
