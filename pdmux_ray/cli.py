@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import secrets
 import sys
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from pdmux_ray.generate import Completion
     from pdmux_ray.types import SamplingParams
 
-# (flag, type, help): one for each field of SamplingParams that a person sets; unset ones keep the field's default.
+# (flag, type, help) of the fields of SamplingParams that are one number; a flag that is not given leaves the field's default.
 _SAMPLING: tuple[tuple[str, type, str], ...] = (
     ("min-tokens", int, "tokens before an end token or stop string counts"),
     ("temperature", float, "0 is greedy; default 1"),
@@ -35,7 +36,7 @@ _SAMPLING: tuple[tuple[str, type, str], ...] = (
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit code: 0, 2 for a wrong argument, config or request (one line on stderr), 130 when interrupted."""
-    args = _parser().parse_args(argv)
+    args = parser().parse_args(argv)
     try:
         return int(args.run(args))
     except PdmuxError as error:
@@ -45,7 +46,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
 
 
-def _parser() -> argparse.ArgumentParser:
+def parser() -> argparse.ArgumentParser:
+    """Of the command line; `run` of what it returns is the command."""
     parser = argparse.ArgumentParser(prog="pdmux", description="LLM serving on Ray Serve. `scripts/serve` starts a server.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_generate(commands.add_parser("generate", help="answer prompts offline, without Ray"))
@@ -65,12 +67,14 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prompt", action="append", metavar="TEXT", help="may be repeated; default: all of standard input")
     parser.add_argument("--chat", action="store_true", help="the prompt is a user's message: apply the model's chat template")
     parser.add_argument("--json", action="store_true", help="one JSON object a line for each prompt, when all are done")
-    sampling = parser.add_argument_group("sampling")
+    sampling = parser.add_argument_group("sampling")  # each dest but `stop` is the name of a field of SamplingParams
     sampling.add_argument("--max-tokens", type=int, default=256, metavar="N", help="default 256")
     for flag, kind, text in _SAMPLING:
         sampling.add_argument(f"--{flag}", type=kind, metavar="N" if kind is int else "X", help=text)
     sampling.add_argument("--stop", action="append", default=[], metavar="TEXT", help="stop string; may be repeated")
-    sampling.add_argument("--stop-token-id", action="append", type=int, default=[], metavar="N", help="may be repeated")
+    sampling.add_argument(
+        "--stop-token-id", dest="stop_token_ids", action="append", type=int, metavar="N", help="may be repeated"
+    )
     sampling.add_argument("--ignore-eos", action="store_true", help="go on after an end token")
 
 
@@ -91,7 +95,7 @@ def _config_check(args: argparse.Namespace) -> int:
 
 
 def _generate(args: argparse.Namespace) -> int:
-    config, params = _app_config(args), _sampling_params(args)
+    config, params = _app_config(args), sampling_params(args)
     prompts: list[str] = args.prompt or [sys.stdin.read().removesuffix("\n")]
     from pdmux_ray.generate import Generator
 
@@ -114,17 +118,17 @@ def _app_config(args: argparse.Namespace) -> AppConfig:
     return load_app_config(args.config) if args.config else parse_app_config({"model": args.model})
 
 
-def _sampling_params(args: argparse.Namespace) -> SamplingParams:
+def sampling_params(args: argparse.Namespace) -> SamplingParams:
+    """Of the flags of `pdmux generate`. Raises ConfigError, RequestError."""
     from pdmux_ray.types import SamplingParams
 
-    names = [flag.replace("-", "_") for flag, _, _ in _SAMPLING]
-    given: dict[str, Any] = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+    values = {field.name: getattr(args, field.name) for field in dataclasses.fields(SamplingParams)}
+    given: dict[str, Any] = {name: value for name, value in values.items() if value is not None}
     given.setdefault("seed", secrets.randbits(63))
+    given["stop_token_ids"] = tuple(given.get("stop_token_ids", ()))
     if "logprobs" in given and not args.json:
         raise ConfigError("--logprobs needs --json: there is no other place to show them")
-    return SamplingParams(
-        max_tokens=args.max_tokens, stop_token_ids=tuple(args.stop_token_id), ignore_eos=args.ignore_eos, **given
-    )
+    return SamplingParams(**given)
 
 
 def _as_json(completion: Completion) -> dict[str, Any]:

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 import yaml
 
 from pdmux_ray import __version__, cli
+from pdmux_ray.types import SamplingParams
 
 ROOT = Path(__file__).parents[2]
 
@@ -27,6 +29,21 @@ def test_a_wrong_config_is_an_error_that_names_the_key(tmp_path: Path, capsys: p
     path.write_text("applications: [{args: {engine: {page_sise: 16}}}]")
     assert cli.main(["config", "check", str(path)]) == 2
     assert "engine.page_sise" in capsys.readouterr().err
+
+
+def test_every_sampling_parameter_has_a_flag_and_every_flag_a_parameter(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["generate", "--help"])
+    section = capsys.readouterr().out.partition("\nsampling:\n")[2]
+    flags = {word for line in section.splitlines() for word in line.split()[:1] if word.startswith("--")}
+    fields = {"--" + field.name.replace("_", "-") for field in dataclasses.fields(SamplingParams)}
+    assert {"--stop-token-ids" if flag == "--stop-token-id" else flag for flag in flags} == fields | {"--stop"}
+
+
+def test_flags_reach_the_sampling_parameters() -> None:
+    given = ["--max-tokens", "9", "--top-k", "3", "--seed", "4", "--stop-token-id", "1", "--stop-token-id", "2", "--ignore-eos"]
+    params = cli.sampling_params(cli.parser().parse_args(["generate", *given]))
+    assert params == SamplingParams(max_tokens=9, top_k=3, seed=4, stop_token_ids=(1, 2), ignore_eos=True)
 
 
 @pytest.mark.parametrize(
