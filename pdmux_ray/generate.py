@@ -32,7 +32,7 @@ class Completion:
     token_ids: list[int] = field(default_factory=list)
     finish: FinishReason | None = None  # set when generate() returns
     cached_tokens: int = 0  # of the prompt, found in the prefix cache
-    logprobs: list[TokenLogprobs] = field(default_factory=list)  # aligned with token_ids, when asked for
+    logprobs: list[TokenLogprobs] = field(default_factory=list)  # when asked for; of token_ids without an ending end token
 
 
 class Generator:
@@ -42,8 +42,7 @@ class Generator:
     """
 
     def __init__(self, config: AppConfig) -> None:
-        fake = config.engine.device == "fake"
-        directory = resolve(config.model, weights=config.engine.load == "weights" and not fake)
+        directory = resolve(config.model, weights=config.engine.reads_weights)
         runner = build_runner(directory, config.engine)  # first: it sets up the process before torch is imported
         self.tokenizer = Tokenizer.load(directory)
         limits = resolve_limits(config.engine, self.tokenizer.facts)
@@ -128,10 +127,10 @@ class _Answer:
             self.completion.cached_tokens = event.cached_tokens
         if event.token is not None and not self.stream.stopped:
             self.completion.token_ids.append(event.token)
-            if event.logprobs is not None:
-                self.completion.logprobs.append(event.logprobs)
             if event.finish is not FinishReason.STOP:
                 self._show(self.stream.push(event.token))
+                if event.logprobs is not None:
+                    self.completion.logprobs.append(event.logprobs)
         if event.finish is not None:
             self._show(self.stream.finish())
             self.completion.finish = FinishReason.STOP if self.stream.stopped else event.finish

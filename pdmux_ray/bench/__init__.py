@@ -1,1 +1,1 @@
-"""Measurements: each module is a command that prints a table. Talks to servers over HTTP only."""
+"""Measurements: commands that print a table. Servers are measured over HTTP, the control plane and runners in this process."""

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 import psutil
 
 from pdmux_ray.bench.server import free_port
+from pdmux_ray.config import GatewayConfig
 from pdmux_ray.errors import PdmuxError
 from pdmux_ray.serve.modes import environment
 
@@ -87,7 +88,7 @@ def _server(mode: str, model: str) -> Iterator[tuple[int, psutil.Process]]:
     """The server in its own process tree, with nothing of Serve's in its environment but the mode's."""
     port = free_port()
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("RAY_SERVE_")}
-    mode_variables = environment("haproxy") if mode == "haproxy" else {}  # proxy: Serve exactly as it comes
+    mode_variables = environment("haproxy", GatewayConfig()) if mode == "haproxy" else {}  # proxy: Serve exactly as it comes
     command = [sys.executable, "-m", "pdmux_ray.bench.overhead_server", str(port), model, str(1 / RATE)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=inherited | mode_variables)
     try:

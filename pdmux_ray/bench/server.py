@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import shlex
-import socket
 import subprocess
 import tempfile
 import time
@@ -17,13 +16,12 @@ import aiohttp
 import psutil
 
 from pdmux_ray.errors import PdmuxError
+from pdmux_ray.serve.modes import free_ports
 
 
 def free_port() -> int:
     """A TCP port on loopback that nobody listens on now."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
+    return free_ports(1)[0]
 
 
 @dataclass(frozen=True, slots=True)

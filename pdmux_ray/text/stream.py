@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     import tokenizers
 
 
-class Decoder(Protocol):
+class TokenDecoder(Protocol):
     """What a stream needs of a tokenizer; `pdmux_ray.text.tokenizer.Tokenizer` has it."""
 
     @property
@@ -30,7 +30,7 @@ class TextStream:
     that were shown already; the stream then goes on from what it has shown.)
     """
 
-    def __init__(self, tokenizer: Decoder, stop: tuple[str, ...] = (), min_tokens: int = 0) -> None:
+    def __init__(self, tokenizer: TokenDecoder, stop: tuple[str, ...] = (), min_tokens: int = 0) -> None:
         self._detokenizer = _Detokenizer(tokenizer)
         self._stop = tuple(s for s in stop if s)
         self._min_tokens = min_tokens
@@ -69,7 +69,7 @@ class TextStream:
 class _Detokenizer:
     """Token ids in, whole characters out."""
 
-    def __init__(self, tokenizer: Decoder) -> None:
+    def __init__(self, tokenizer: TokenDecoder) -> None:
         self._tokenizer = tokenizer
         self._stream = DecodeStream(skip_special_tokens=True)
         self._ids: list[int] = []

@@ -17,17 +17,18 @@ LAW: dict[str, tuple[str, ...]] = {
     "pdmux_ray": (),
     "pdmux_ray.errors": (),
     "pdmux_ray.clock": (),
+    "pdmux_ray.cache": (),
     "pdmux_ray.types": ("pdmux_ray.errors",),
     "pdmux_ray.config": ("pdmux_ray.types", "pdmux_ray.errors", "pydantic", "yaml"),
     "pdmux_ray.policy": ("pdmux_ray.types",),
-    "pdmux_ray.engine": (*BASE, "pdmux_ray.policy", "kv_transfer.api"),
+    "pdmux_ray.engine": (*BASE, "pdmux_ray.policy"),
     "pdmux_ray.model": (
-        *("pdmux_ray.errors", "kv_transfer.layout"),
+        *("pdmux_ray.errors", "pdmux_ray.cache", "kv_transfer.layout"),
         *("torch", "transformers", "safetensors", "huggingface_hub", "filelock"),
     ),
     "pdmux_ray.device": (
-        *(*BASE, "pdmux_ray.engine.runner", "pdmux_ray.engine.fake_runner", "pdmux_ray.model", "kv_transfer.layout"),
-        *("torch", "numpy", "filelock"),
+        *(*BASE, "pdmux_ray.cache", "pdmux_ray.engine.runner", "pdmux_ray.engine.fake_runner", "pdmux_ray.model"),
+        *("kv_transfer.layout", "torch", "numpy", "filelock"),
     ),
     "pdmux_ray.text": (
         "pdmux_ray.errors",

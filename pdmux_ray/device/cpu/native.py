@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from pdmux_ray.cache import cache_folder
 from pdmux_ray.errors import ConfigError
 from pdmux_ray.model.ops import AttentionBatch, AttentionSpec
 
@@ -178,7 +179,7 @@ def _build(compiler: str, openmp: str) -> Path:
     """The library's path in $PDMUX_CACHE/kernels (default ~/.cache/pdmux-ray/kernels); safe from several processes at once."""
     from filelock import FileLock
 
-    folder = Path(os.environ.get("PDMUX_CACHE") or Path.home() / ".cache" / "pdmux-ray") / "kernels"
+    folder = cache_folder("kernels")
     identity = [compiler, openmp, *_FLAGS, _cpu_identity(), *((_HERE / name).read_text(encoding="utf-8") for name in _SOURCES)]
     target = folder / f"kernels-{hashlib.sha256(chr(0).join(identity).encode()).hexdigest()[:16]}.so"
     if target.exists():
