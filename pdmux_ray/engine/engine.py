@@ -20,7 +20,7 @@ from pdmux_ray.engine.pages import PagePool
 from pdmux_ray.engine.request import Request
 from pdmux_ray.engine.runner import Runner
 from pdmux_ray.engine.scheduler import Scheduler
-from pdmux_ray.errors import ContextLengthError, InstanceUnavailableError, QueueFullError, RequestError
+from pdmux_ray.errors import ContextLengthError, InstanceUnavailableError, PdmuxError, QueueFullError, RequestError
 from pdmux_ray.policy.routing import stalled
 from pdmux_ray.types import Load, NewRequest
 
@@ -114,15 +114,18 @@ class Engine:
         self._loop.check_integrity()
 
     def close(self) -> None:
-        """Ends every request with an ERROR event, joins the thread and closes the runner. Safe to call twice."""
+        """Ends every request with an ERROR event, joins the thread and closes the runner. Safe to call twice.
+
+        Raises PdmuxError when the step under way does not end within the stall timeout; the runner is then left open.
+        """
         self._closed = True
         self._loop.stop()
         if self._thread is None:
-            self._loop.end_all("The engine was closed.")
+            self._loop.end_all(InstanceUnavailableError("The instance that served this request was closed. Send it again."))
         else:
             self._thread.join(self.limits.stall_timeout_s)
             if self._thread.is_alive():
-                raise InstanceUnavailableError(
+                raise PdmuxError(
                     f"The step under way did not end within {self.limits.stall_timeout_s} s; the runner is left open. "
                     "End the process."
                 )

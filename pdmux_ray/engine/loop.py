@@ -10,9 +10,10 @@ from functools import partial
 from pdmux_ray.clock import Clock
 from pdmux_ray.engine.request import Request
 from pdmux_ray.engine.runner import Runner, StepBatch
-from pdmux_ray.engine.scheduler import Scheduler
+from pdmux_ray.engine.scheduler import Scheduler, failure
+from pdmux_ray.errors import InstanceUnavailableError, PdmuxError
 from pdmux_ray.policy.decisions import StepReason
-from pdmux_ray.types import FinishReason, TokenEvent
+from pdmux_ray.types import TokenEvent
 
 Publish = Callable[[str, list[TokenEvent]], None]
 
@@ -91,7 +92,8 @@ class StepLoop:
         except Exception as error:
             logger.critical("the step loop stops: an invariant of the engine is broken", exc_info=True)
             self._broken = f"{type(error).__name__}: {error}"
-        self.end_all(f"The engine stopped: {self._broken or 'it was closed'}")
+        how = "failed" if self._broken else "was closed"
+        self.end_all(InstanceUnavailableError(f"The instance that served this request {how}. Send it again."))
 
     def step(self) -> bool:
         """One step; False when there was nothing to run. A runner's error ends its batch; a breach raises IntegrityError."""
@@ -118,8 +120,8 @@ class StepLoop:
         with self._stepping:
             self._scheduler.check_integrity()
 
-    def end_all(self, message: str) -> None:
-        """Ends every request with an ERROR event, also after a breach, when the scheduler's state cannot be trusted."""
+    def end_all(self, error: PdmuxError) -> None:
+        """Ends every request with this error, also after a breach, when the scheduler's state cannot be trusted."""
         scheduler = self._scheduler
         with self._stepping, self._mail:
             self._stopping = True
@@ -128,13 +130,12 @@ class StepLoop:
                 scheduler.add(request)
             self._inbox = {}
             try:
-                scheduler.fail(scheduler.requests.values(), message, self._clock.now())
+                scheduler.fail(scheduler.requests.values(), error, self._clock.now())
             except Exception:
                 logger.critical("requests could not be ended in order", exc_info=True)
             events = scheduler.take_events()
             for request in scheduler.requests.values():  # whom `fail` did not reach
-                event = TokenEvent(request.request_id, finish=FinishReason.ERROR, error=message)
-                events.setdefault(request.sink, []).append(event)
+                events.setdefault(request.sink, []).append(failure(request.request_id, error))
             scheduler.requests.clear()
             for sink, news in events.items():
                 self._publish_to(sink, news)
@@ -180,17 +181,18 @@ class StepLoop:
     def _fail_batch(self, batch: StepBatch, error: Exception) -> None:
         logger.error("a step failed on the device; its requests end, the engine goes on", exc_info=error)
         sequences = [*batch.decodes, *(piece.sequence for piece in batch.prefills)]
-        requests = [self._scheduler.requests[sequence.request_id] for sequence in sequences]
+        requests = (self._scheduler.requests.get(sequence.request_id) for sequence in sequences)
         self._scheduler.fail(
-            requests, f"The device failed in this request's step: {type(error).__name__}: {error}", self._clock.now()
+            [request for request in requests if request is not None],
+            PdmuxError("The device failed while it computed this request. Try again."),
+            self._clock.now(),
         )
 
     def _publish_events(self) -> None:
         for sink, events in self._scheduler.take_events().items():
             if not self._publish_to(sink, events):
-                orphans = [r.request_id for r in self._scheduler.requests.values() if r.sink == sink]
-                for request_id in orphans:  # their pages must not be held for someone who cannot be told
-                    self._scheduler.abort(request_id, self._clock.now())
+                # Their pages must not be held for someone who cannot be told, but the step under way may still write there.
+                self.abort([r.request_id for r in self._scheduler.requests.values() if r.sink == sink])
 
     def _publish_to(self, sink: str, events: list[TokenEvent]) -> bool:
         try:

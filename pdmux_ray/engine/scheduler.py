@@ -16,7 +16,7 @@ from pdmux_ray.engine.limits import EngineLimits
 from pdmux_ray.engine.pages import Hit, PagePool
 from pdmux_ray.engine.request import Request
 from pdmux_ray.engine.runner import PrefillSlice, StepBatch, StepOutput
-from pdmux_ray.errors import DeadlineError, IntegrityError
+from pdmux_ray.errors import DeadlineError, IntegrityError, PdmuxError
 from pdmux_ray.policy.batching import plan_step
 from pdmux_ray.policy.decisions import Chunk, StepPlan, StepReason
 from pdmux_ray.policy.views import RequestView
@@ -113,12 +113,12 @@ class Scheduler:
         """Ends a live request; unknown ids are ignored (it may just have finished)."""
         request = self.requests.get(request_id)
         if request is not None:
-            self._end_early(request, FinishReason.ABORT, None, now)
+            self._end_early(request, TokenEvent(request_id, finish=FinishReason.ABORT), now)
 
-    def fail(self, requests: Iterable[Request], message: str, now: float) -> None:
-        """Ends live requests with an ERROR event that carries the message."""
+    def fail(self, requests: Iterable[Request], error: PdmuxError, now: float) -> None:
+        """Ends live requests with an ERROR event that carries the error; its message is for the client."""
         for request in list(requests):
-            self._end_early(request, FinishReason.ERROR, message, now)
+            self._end_early(request, failure(request.request_id, error), now)
 
     def expire(self, now: float) -> None:
         """Fails every live request whose deadline has passed, whatever its phase."""
@@ -127,7 +127,7 @@ class Scheduler:
                 error = DeadlineError(
                     f"The request ran past its deadline after {request.generated_tokens} tokens (phase {request.phase.value})."
                 )
-                self._end_early(request, FinishReason.ERROR, str(error), now)
+                self.fail([request], error, now)
 
     def check_integrity(self) -> None:
         """Checks pages, queues, phases and lengths against each other. Raises IntegrityError."""
@@ -204,11 +204,12 @@ class Scheduler:
             self._end(request, Phase.DONE, finish, now)
         self._tell(request.sink, event)
 
-    def _end_early(self, request: Request, finish: FinishReason, error: str | None, now: float) -> None:
-        event = TokenEvent(request.request_id, finish=finish, error=error)
+    def _end_early(self, request: Request, event: TokenEvent, now: float) -> None:
+        """Ends it with an event that has no token."""
+        assert event.finish is not None
         if request.generated_tokens == 0:
             event.cached_tokens = request.cached_tokens
-        self._end(request, Phase.FAILED if finish is FinishReason.ERROR else Phase.DONE, finish, now)
+        self._end(request, Phase.FAILED if event.finish is FinishReason.ERROR else Phase.DONE, event.finish, now)
         self._tell(request.sink, event)
 
     def _end(self, request: Request, phase: Phase, finish: FinishReason, now: float) -> None:
@@ -231,6 +232,11 @@ class Scheduler:
             self._events[sink] = [event]
         else:
             events.append(event)
+
+
+def failure(request_id: str, error: PdmuxError) -> TokenEvent:
+    """The event that ends a request with an error."""
+    return TokenEvent(request_id, finish=FinishReason.ERROR, error=str(error), error_type=type(error).__name__)
 
 
 def _check_request(request: Request, phase: Phase, page_size: int) -> None:

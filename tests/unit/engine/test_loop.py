@@ -12,8 +12,8 @@ import pytest
 from pdmux_ray.clock import Clock, VirtualClock, WallClock
 from pdmux_ray.engine.engine import Engine, EngineLimits
 from pdmux_ray.engine.runner import GiveUp, Runner, StepBatch, StepOutput, never
-from pdmux_ray.errors import InstanceUnavailableError, IntegrityError, QueueFullError
-from pdmux_ray.types import FinishReason, Mode, NewRequest
+from pdmux_ray.errors import InstanceUnavailableError, IntegrityError, PdmuxError, QueueFullError
+from pdmux_ray.types import FinishReason, Mode, NewRequest, TokenEvent
 
 from .world import PAGE, VOCAB, Log, StrictRunner, Worlds, expected, limits, request
 
@@ -242,7 +242,24 @@ def test_closing_ends_what_runs_and_what_waits(worlds: Worlds) -> None:
     log.wait_for_tokens("running", 1)
     engine.close()
     assert [log.finish(name) for name in ("running", "waiting")] == [FinishReason.ERROR] * 2
-    assert "closed" in log.error("running")
+    assert log.error("running") == (
+        "InstanceUnavailableError",
+        "The instance that served this request was closed. Send it again.",
+    )
+
+
+def test_closing_during_a_step_that_does_not_end_says_so_and_can_be_tried_again(worlds: Worlds) -> None:
+    runner = GatedRunner(WallClock())
+    engine, log = worlds(limits(stall_timeout_s=0.01), runner=lambda _: runner, clock=WallClock())
+    engine.start()
+    engine.submit(request("r"))
+    assert runner.entered.acquire(timeout=60)
+    with pytest.raises(PdmuxError, match="did not end within") as refused:
+        engine.close()
+    assert type(refused.value) is PdmuxError
+    runner.gate.release()
+    log.wait_for_ends(["r"])
+    engine.close()
 
 
 def test_an_engine_that_never_got_a_request_closes(worlds: Worlds) -> None:
@@ -252,14 +269,17 @@ def test_an_engine_that_never_got_a_request_closes(worlds: Worlds) -> None:
     assert engine.problem() == "the engine is closed"
 
 
-def test_a_step_that_fails_on_the_device_ends_its_requests_and_the_engine_goes_on(worlds: Worlds) -> None:
+def test_a_step_that_fails_on_the_device_ends_its_requests_and_the_engine_goes_on(
+    worlds: Worlds, caplog: pytest.LogCaptureFixture
+) -> None:
     engine, log = worlds(limits(max_batch=2), runner=lambda clock: FailingRunner(clock, failing_step=3))
     for name in ("a", "b", "c"):
         engine.submit(request(name))
     while engine.step():
         engine.check_integrity()
     assert [log.finish(name) for name in "abc"] == [FinishReason.ERROR, FinishReason.ERROR, FinishReason.LENGTH]
-    assert "RuntimeError: out of memory" in log.error("a")
+    assert "RuntimeError: out of memory" in caplog.text
+    assert log.error("a") == ("PdmuxError", "The device failed while it computed this request. Try again.")
     assert len(log.tokens("a")) == 2
     assert log.tokens("c") == expected(request("c"), engine.limits)[0]
     assert engine.problem() is None
@@ -280,7 +300,7 @@ def test_a_broken_invariant_stops_the_engine_loudly(worlds: Worlds, caplog: pyte
     engine.start()
     engine.submit(request("r"))
     log.wait_for_ends(["r"])
-    assert log.finish("r") is FinishReason.ERROR
+    assert log.error("r") == ("InstanceUnavailableError", "The instance that served this request failed. Send it again.")
     assert "answered with 2 tokens" in (engine.problem() or "")
     assert "invariant" in caplog.text
     with pytest.raises(InstanceUnavailableError, match="broken"):
@@ -329,7 +349,7 @@ def test_a_stalled_step_makes_the_engine_unhealthy_until_it_ends(worlds: Worlds)
 def test_a_sink_that_fails_loses_its_requests_and_no_others(caplog: pytest.LogCaptureFixture) -> None:
     clock, log = VirtualClock(), Log()
 
-    def publish(sink: str, events: list) -> None:  # type: ignore[type-arg]
+    def publish(sink: str, events: list[TokenEvent]) -> None:
         if sink == "gone":
             raise ConnectionError("nobody listens")
         log(sink, events)
@@ -345,6 +365,36 @@ def test_a_sink_that_fails_loses_its_requests_and_no_others(caplog: pytest.LogCa
     assert steps == 5  # "kept" needs five; "lost" would have needed forty
     assert log.tokens("kept") == expected(request("kept"), bounds)[0]
     assert "nobody listens" in caplog.text
+    engine.close()
+
+
+def test_a_sink_that_fails_amid_a_prefill_loses_its_requests_only_after_the_step(caplog: pytest.LogCaptureFixture) -> None:
+    clock, log = VirtualClock(), Log()
+    runner = InterruptedRunner(clock)
+    broken_sinks: set[str] = set()
+
+    def publish(sink: str, events: list[TokenEvent]) -> None:
+        if sink in broken_sinks:
+            raise ConnectionError("nobody listens")
+        log(sink, events)
+
+    engine = Engine(runner, limits(mode=Mode.PREFILL_FIRST), publish, clock)
+    engine.submit(request("decoding", sink="gone", max_tokens=20))
+    engine.step()
+    engine.submit(request("prefilled", [1] * 20, sink="gone", max_tokens=20))
+    engine.submit(kept := request("kept", [2] * 8, sink="here"))
+
+    def interrupt() -> None:
+        broken_sinks.add("gone")
+        engine.abort(["decoding"])
+
+    runner.interrupt = interrupt
+    while engine.step():
+        engine.check_integrity()
+    assert "nobody listens" in caplog.text
+    assert log.tokens("prefilled") == []
+    assert (log.tokens("kept"), log.finish("kept")) == expected(kept, engine.limits)
+    assert engine.load().free_pages == 64
     engine.close()
 
 

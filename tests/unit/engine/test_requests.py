@@ -178,7 +178,9 @@ def test_a_request_past_its_deadline_fails_in_any_phase(worlds: Worlds) -> None:
     drain(engine)
     for name in ("running", "waiting"):
         assert log.finish(name) is FinishReason.ERROR
-        assert "deadline" in log.error(name)
+        kind, message = log.error(name)
+        assert kind == "DeadlineError"
+        assert "deadline" in (message or "")
     assert 0 < len(log.tokens("running")) < 60
     assert log.tokens("waiting") == []
 

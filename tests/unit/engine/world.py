@@ -72,8 +72,10 @@ class Log:
         events = self.events.get(name)
         return events[-1].finish if events else None
 
-    def error(self, name: str) -> str:
-        return self.events[name][-1].error or ""
+    def error(self, name: str) -> tuple[str | None, str | None]:
+        """(class name, message) that ended it."""
+        last = self.events[name][-1]
+        return last.error_type, last.error
 
     def wait_for_ends(self, names: Sequence[str]) -> None:
         with self._changed:
