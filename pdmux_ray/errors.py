@@ -43,10 +43,10 @@ class RequestError(PdmuxError):
 class ContextLengthError(RequestError):
     """The prompt does not fit the context; the message states both numbers."""
 
-    def __init__(self, prompt_tokens: int, context_tokens: int) -> None:
+    def __init__(self, prompt_tokens: int, context_length: int) -> None:
         super().__init__(
-            f"This model's maximum context length is {context_tokens} tokens, but the prompt has {prompt_tokens} tokens. "
-            f"Shorten the prompt to at most {context_tokens - 1} tokens.",
+            f"This model's maximum context length is {context_length} tokens, but the prompt has {prompt_tokens} tokens. "
+            f"Shorten the prompt to at most {context_length - 1} tokens.",
             param="prompt",
         )
 

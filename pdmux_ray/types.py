@@ -136,7 +136,6 @@ class NewRequest:
     params: SamplingParams
     sink: str = ""  # which listener its tokens go to (a gateway's id)
     deadline_s: float | None = None
-    cache_salt: str = ""  # only requests with the same salt share cached prefix pages
 
 
 @dataclass(slots=True)

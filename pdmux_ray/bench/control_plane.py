@@ -19,8 +19,9 @@ import time
 from statistics import mean, quantiles
 
 from pdmux_ray.clock import VirtualClock
-from pdmux_ray.engine.engine import Engine, EngineLimits
+from pdmux_ray.engine.engine import Engine
 from pdmux_ray.engine.fake_runner import FakeRunner
+from pdmux_ray.engine.limits import EngineLimits
 from pdmux_ray.engine.runner import GiveUp, StepBatch, StepOutput, never
 from pdmux_ray.types import Mode, NewRequest, SamplingParams, TokenEvent
 

@@ -1,4 +1,4 @@
-"""Running totals of one engine since it started; metrics read them at scrape time, from any thread."""
+"""Running totals of one engine since it started. Its instance sends them to the gateways, which export them as metrics."""
 
 from __future__ import annotations
 
@@ -13,16 +13,31 @@ _MIN_RETRY_S, _MAX_RETRY_S = 1.0, 60.0
 
 @dataclass(slots=True)
 class Counters:
-    """Only the step loop writes."""
+    """Only the step loop writes; any thread may read."""
 
-    steps: int = 0
-    steps_by_reason: dict[StepReason, int] = field(default_factory=lambda: dict.fromkeys(StepReason, 0))
+    steps: int = 0  # completed
+    steps_by_reason: dict[StepReason, int] = field(  # launched: completed, given up or failed
+        default_factory=lambda: {reason: 0 for reason in StepReason if reason is not StepReason.IDLE}
+    )
     preemptions: int = 0
     prefill_tokens: int = 0  # computed by prefill slices, recomputation after preemptions included
     prefix_hit_tokens: int = 0  # not computed because the prefix cache had them
     generated_tokens: int = 0
+    page_evictions: int = 0  # cached pages that were forgotten to make room
     finished: dict[FinishReason, int] = field(default_factory=lambda: dict.fromkeys(FinishReason, 0))
     finish_times_s: deque[float] = field(default_factory=lambda: deque(maxlen=64))
+
+    def figures(self) -> dict[str, int | dict[str, int]]:
+        """For the metrics, as JSON has it: a counter's name -> its total, or its totals by the value of its label `reason`."""
+        return {
+            "pdmux_steps_total": {reason.value: count for reason, count in self.steps_by_reason.items()},
+            "pdmux_engine_finished_total": {reason.value: count for reason, count in self.finished.items()},
+            "pdmux_prefill_tokens_total": self.prefill_tokens,
+            "pdmux_prefix_hit_tokens_total": self.prefix_hit_tokens,
+            "pdmux_engine_generated_tokens_total": self.generated_tokens,
+            "pdmux_preemptions_total": self.preemptions,
+            "pdmux_page_evictions_total": self.page_evictions,
+        }
 
     def retry_after_s(self, waiting: int, now: float) -> float:
         """How long until those who wait now have started, if requests go on finishing as fast as lately; within 1 to 60 s."""

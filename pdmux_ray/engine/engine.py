@@ -24,8 +24,6 @@ from pdmux_ray.errors import ContextLengthError, InstanceUnavailableError, Pdmux
 from pdmux_ray.policy.routing import stalled
 from pdmux_ray.types import Load, NewRequest
 
-__all__ = ["Engine", "EngineLimits", "Publish"]
-
 logger = logging.getLogger(__name__)
 
 
@@ -67,7 +65,7 @@ class Engine:
         self._check(new)
         request = Request(
             new,
-            context_tokens=self.limits.context_length,
+            context_length=self.limits.context_length,
             eos_token_ids=self.limits.eos_token_ids,
             page_size=self._pool.page_size,
             prefix_cache=self.limits.prefix_cache,

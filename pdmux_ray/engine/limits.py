@@ -21,12 +21,11 @@ class EngineLimits:
     chunk_tokens: int
     max_prefill_tokens: int
     max_batch: int  # requests that hold pages at once
-    max_waiting: int  # requests that wait; one more is refused
+    max_waiting: int  # requests that wait; one more is refused, also in a burst that comes between two steps of an idle engine
     prefix_cache: bool
     stall_timeout_s: float  # a step that takes longer makes the engine unhealthy
 
-    @property
-    def batch(self) -> BatchLimits:
+    def batch_limits(self) -> BatchLimits:
         return BatchLimits(self.mode, self.chunk_tokens, self.max_prefill_tokens, self.max_batch)
 
 

@@ -22,6 +22,7 @@ from hashlib import blake2b
 from pdmux_ray.errors import IntegrityError
 
 _DIGEST_BYTES = 32
+ROOT_DIGEST = bytes(_DIGEST_BYTES)  # stands before the first page of a sequence
 
 
 class PageState(Enum):
@@ -39,11 +40,6 @@ class Hit:
     pages: tuple[int, ...]
     tokens: int
     evictable_pages: int
-
-
-def root_digest(salt: str) -> bytes:
-    """What stands before the first page. Sequences with different salts never share a page."""
-    return blake2b(salt.encode(), digest_size=_DIGEST_BYTES, person=b"pdmux-salt").digest()
 
 
 def page_digest(before: bytes, tokens: Sequence[int]) -> bytes:
@@ -76,9 +72,6 @@ class PagePool:
         if self._holders[page]:
             return PageState.HELD
         return PageState.CACHED if page in self._cached else PageState.FREE
-
-    def holders(self, page: int) -> int:
-        return self._holders[page]
 
     def take(self, count: int) -> list[int]:
         """Gives `count` pages to one request. Raises IntegrityError when fewer are available: plan before taking."""

@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from pdmux_ray.engine.pages import Hit, PagePool, page_digest, root_digest
+from pdmux_ray.engine.pages import ROOT_DIGEST, Hit, PagePool, page_digest
 from pdmux_ray.errors import IllegalMoveError
 from pdmux_ray.types import LEGAL_MOVES, FinishReason, NewRequest, Phase
 
@@ -41,7 +41,7 @@ class Request:
         self,
         new: NewRequest,
         *,
-        context_tokens: int,
+        context_length: int,
         eos_token_ids: frozenset[int],
         page_size: int,
         prefix_cache: bool,
@@ -58,14 +58,14 @@ class Request:
         self.computed_tokens = 0
         self.pages: list[int] = []
         self.cached_tokens = 0  # prompt tokens that its first start found in the prefix cache
-        self.limit_tokens = min(context_tokens, self.prompt_tokens + params.max_tokens)
+        self.limit_tokens = min(context_length, self.prompt_tokens + params.max_tokens)
         self.stop_after_tokens = self.prompt_tokens + params.min_tokens  # up to this length a stop token is an ordinary one
         self.stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else eos_token_ids)
         self.phase = Phase.QUEUED
         self.history: list[tuple[float, Phase]] = [(now, Phase.QUEUED)]
         self._page_size = page_size
         self._published_pages = 0
-        self._digests = [root_digest(new.cache_salt)] if prefix_cache else []  # [0] is the root; [i + 1] is page i's
+        self._digests = [ROOT_DIGEST] if prefix_cache else []  # [0] is the root; [i + 1] is page i's
         self.next_publish_tokens = page_size if prefix_cache else 2**62  # `publish` has something to do from this length on
         self._extend_digests(self.prompt_tokens // page_size)
 

@@ -33,7 +33,7 @@ class Scheduler:
         self.waiting: deque[Request] = deque()
         self.prefilling: list[Request] = []  # oldest arrival first
         self.decoding: list[Request] = []  # oldest arrival first
-        self._batch_limits = limits.batch
+        self._batch_limits = limits.batch_limits()
         self._events: dict[str, list[TokenEvent]] = {}  # by sink
 
     # What a policy sees.
@@ -81,6 +81,7 @@ class Scheduler:
         for request in started:
             request.pages.extend(self.pool.take(-(-len(request.tokens) // page_size) - len(request.pages)))
         self.counters.steps_by_reason[plan.reason] += 1
+        self.counters.page_evictions = self.pool.evictions
         return StepBatch(decodes, [self._slice(chunk) for chunk in plan.prefill])
 
     def commit(self, batch: StepBatch, output: StepOutput, now: float) -> None:

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pdmux_ray.engine.pages import Hit, PagePool, PageState, page_digest, root_digest
+from pdmux_ray.engine.pages import ROOT_DIGEST, Hit, PagePool, PageState, page_digest
 from pdmux_ray.errors import IntegrityError
 
 
-def chain(tokens: Sequence[int], page_size: int = 2, salt: str = "") -> list[bytes]:
-    digests, before = [], root_digest(salt)
+def chain(tokens: Sequence[int], page_size: int = 2) -> list[bytes]:
+    digests, before = [], ROOT_DIGEST
     for start in range(0, len(tokens) - page_size + 1, page_size):
         before = page_digest(before, tokens[start : start + page_size])
         digests.append(before)
@@ -128,8 +128,8 @@ def test_pages_freed_count_shared_pages_only_with_all_their_holders() -> None:
     assert pool.freed_by([shared + alone, shared]) == 3
 
 
-def test_digests_differ_by_tokens_by_what_came_before_and_by_salt() -> None:
-    digests = {chain([1, 2, 3, 4])[1], chain([3, 4])[0], chain([9, 2, 3, 4])[1], chain([1, 2, 3, 4], salt="x")[1]}
+def test_digests_differ_by_tokens_and_by_what_came_before() -> None:
+    digests = {chain([1, 2, 3, 4])[1], chain([3, 4])[0], chain([9, 2, 3, 4])[1], chain([1, 2])[0]}
     assert len(digests) == 4
 
 

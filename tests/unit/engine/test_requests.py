@@ -8,8 +8,9 @@ from dataclasses import replace
 import pytest
 
 from pdmux_ray.clock import VirtualClock
-from pdmux_ray.engine.engine import Engine, EngineLimits
+from pdmux_ray.engine.engine import Engine
 from pdmux_ray.engine.fake_runner import fake_token
+from pdmux_ray.engine.limits import EngineLimits
 from pdmux_ray.engine.request import Request
 from pdmux_ray.errors import ContextLengthError, IllegalMoveError, InstanceUnavailableError, QueueFullError, RequestError
 from pdmux_ray.types import FinishReason, Mode, NewRequest, Phase, TokenEvent
@@ -125,14 +126,6 @@ def test_generated_pages_are_found_by_a_follow_up_prompt(worlds: Worlds) -> None
     engine.submit(request("second", [1] * PAGE + log.tokens("first"), max_tokens=1))
     drain(engine)
     assert log.events["second"][0].cached_tokens == 3 * PAGE
-
-
-def test_a_prompt_is_not_found_under_another_salt(worlds: Worlds) -> None:
-    engine, log = worlds()
-    for name, salt in (("a", ""), ("b", "x"), ("c", "x")):
-        engine.submit(request(name, [1] * 4 * PAGE, salt=salt))
-        drain(engine)
-    assert [log.events[name][0].cached_tokens for name in "abc"] == [0, 0, 3 * PAGE]
 
 
 def test_without_a_prefix_cache_nothing_is_found(worlds: Worlds) -> None:
@@ -268,7 +261,7 @@ def test_an_illegal_move_is_an_error_that_tells_the_history() -> None:
     bounds = limits()
     moved = Request(
         request("r"),
-        context_tokens=bounds.context_length,
+        context_length=bounds.context_length,
         eos_token_ids=bounds.eos_token_ids,
         page_size=PAGE,
         prefix_cache=True,

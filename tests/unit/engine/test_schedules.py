@@ -132,7 +132,6 @@ def arrivals(draw: st.DrawFn) -> list[Arrival]:
             f"r{index}",
             [draw(st.sampled_from([1, 2])) for _ in range(draw(st.integers(0, 3)))] + [3] * draw(st.integers(1, 36)),
             sink=draw(st.sampled_from("ab")),
-            salt=draw(st.sampled_from(["", "", "x"])),
             max_tokens=max_tokens,
             min_tokens=draw(st.integers(0, max_tokens)),
             seed=draw(st.integers(0, 3)),

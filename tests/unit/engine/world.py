@@ -7,8 +7,9 @@ from dataclasses import replace
 from threading import Condition
 
 from pdmux_ray.clock import Clock, VirtualClock
-from pdmux_ray.engine.engine import Engine, EngineLimits
+from pdmux_ray.engine.engine import Engine
 from pdmux_ray.engine.fake_runner import FakeRunner, _extend, fake_token
+from pdmux_ray.engine.limits import EngineLimits
 from pdmux_ray.engine.runner import Runner, SequenceView
 from pdmux_ray.types import FinishReason, Mode, NewRequest, SamplingParams, TokenEvent
 
@@ -34,10 +35,10 @@ def limits(**changes: object) -> EngineLimits:
     return replace(BASE, **changes)  # type: ignore[arg-type]
 
 
-def request(name: str, prompt: Sequence[int] = (1, 2, 3), sink: str = "s", salt: str = "", **params: object) -> NewRequest:
+def request(name: str, prompt: Sequence[int] = (1, 2, 3), sink: str = "s", **params: object) -> NewRequest:
     """Greedy and free of end-of-sequence tokens unless told otherwise."""
     values = {"max_tokens": 5, "ignore_eos": True, **params}
-    return NewRequest(name, tuple(prompt), SamplingParams(**values), sink=sink, cache_salt=salt)  # type: ignore[arg-type]
+    return NewRequest(name, tuple(prompt), SamplingParams(**values), sink=sink)  # type: ignore[arg-type]
 
 
 class StrictRunner(FakeRunner):
