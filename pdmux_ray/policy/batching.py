@@ -49,14 +49,13 @@ def plan_step(view: EngineView, limits: BatchLimits) -> StepPlan:
     prefill = _Prefill(whole, limits.max_prefill_tokens if whole else limits.chunk_tokens - len(decoding))
     blocked = prefill.go_on(prefilling)
     if preempted:
-        blocked = StepReason.DECODE_NO_PAGES
+        blocked = StepReason.PREEMPT
     elif blocked is None and view.waiting:
         blocked = prefill.start(view, free_pages, limits.max_batch - len(decoding) - len(prefilling))
 
     chunks = tuple(prefill.chunks)
     decode = () if whole and chunks else tuple([request.request_id for request in decoding])
     return StepPlan(
-        mode=limits.mode,
         reason=_reason(whole, chunks, decode, blocked),
         decode=decode,
         prefill=chunks,
@@ -132,10 +131,10 @@ def _without(requests: Sequence[RequestView], preempted: Sequence[RequestView]) 
 
 
 def _reason(whole: bool, chunks: tuple[Chunk, ...], decode: tuple[str, ...], blocked: StepReason | None) -> StepReason:
-    if chunks:
-        if whole:
-            return StepReason.PREFILL_WHOLE
-        return StepReason.CHUNK_MIXED if decode else StepReason.CHUNK_ONLY
-    if not decode:
+    if not chunks and not decode:
         return StepReason.IDLE
-    return blocked or StepReason.DECODE_ONLY
+    if not chunks or blocked is StepReason.PREEMPT:
+        return blocked or StepReason.DECODE_ONLY
+    if whole:
+        return StepReason.PREFILL_WHOLE
+    return StepReason.CHUNK_MIXED if decode else StepReason.CHUNK_ONLY

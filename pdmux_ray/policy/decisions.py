@@ -8,13 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from pdmux_ray.types import Mode
-
 
 class StepReason(Enum):
     """Why a step is what it is."""
 
     IDLE = "idle"  # nothing to do
+    PREEMPT = "preempt"  # the decodes could not grow: the newest requests give up their pages, and nobody starts
     DECODE_ONLY = "decode_only"  # nobody is waiting
     DECODE_NO_PAGES = "decode_no_pages"  # someone is waiting, but there are no pages for them
     DECODE_BATCH_FULL = "decode_batch_full"  # someone is waiting, but max_batch requests are running
@@ -37,7 +36,6 @@ class Chunk:
 class StepPlan:
     """What one step does, in this order: preempt, admit, then run decode and prefill together."""
 
-    mode: Mode
     reason: StepReason
     decode: tuple[str, ...] = ()  # requests that compute their newest token and sample the next
     prefill: tuple[Chunk, ...] = ()  # a chunk that starts at 0 or at the prefix hit admits its request

@@ -70,25 +70,25 @@ FIRST, CHUNKED = Mode.PREFILL_FIRST, Mode.CHUNKED
 
 @pytest.mark.parametrize("mode", Mode)
 def test_an_empty_engine_does_nothing(mode: Mode) -> None:
-    assert plan_step(View(), limits(mode)) == StepPlan(mode, StepReason.IDLE)
+    assert plan_step(View(), limits(mode)) == StepPlan(StepReason.IDLE)
 
 
 @pytest.mark.parametrize("mode", Mode)
 def test_without_anyone_waiting_all_decode(mode: Mode) -> None:
     view = View(decoding=[decoding("a", 5), decoding("b", 40)])
-    assert plan_step(view, limits(mode)) == StepPlan(mode, StepReason.DECODE_ONLY, decode=("a", "b"))
+    assert plan_step(view, limits(mode)) == StepPlan(StepReason.DECODE_ONLY, decode=("a", "b"))
 
 
 def test_prefill_first_lets_decode_wait_and_runs_prompts_whole_while_they_fit() -> None:
     view = View(decoding=[decoding("a", 5)], waiting=[Seen("b", 60), Seen("c", 40), Seen("d", 1)])
     plan = plan_step(view, limits(FIRST, max_prefill_tokens=100))
-    assert plan == StepPlan(FIRST, StepReason.PREFILL_WHOLE, prefill=(Chunk("b", 0, 60), Chunk("c", 0, 40)))
+    assert plan == StepPlan(StepReason.PREFILL_WHOLE, prefill=(Chunk("b", 0, 60), Chunk("c", 0, 40)))
 
 
 def test_prefill_first_runs_the_first_prompt_whatever_its_length() -> None:
     view = View(waiting=[Seen("a", 1000), Seen("b", 1)])
     plan = plan_step(view, limits(FIRST, max_prefill_tokens=100))
-    assert plan == StepPlan(FIRST, StepReason.PREFILL_WHOLE, prefill=(Chunk("a", 0, 1000),))
+    assert plan == StepPlan(StepReason.PREFILL_WHOLE, prefill=(Chunk("a", 0, 1000),))
 
 
 def test_prefill_first_does_not_let_a_short_prompt_overtake_one_that_does_not_fit() -> None:
@@ -105,26 +105,26 @@ def test_a_prefix_hit_is_not_computed_and_not_counted_against_the_budget() -> No
 def test_chunked_fills_the_budget_beside_every_decode() -> None:
     view = View(decoding=[decoding("a", 5), decoding("b", 9)], waiting=[Seen("c", 50), Seen("d", 50), Seen("e", 1)])
     plan = plan_step(view, limits(CHUNKED, chunk_tokens=64))
-    assert plan == StepPlan(CHUNKED, StepReason.CHUNK_MIXED, decode=("a", "b"), prefill=(Chunk("c", 0, 50), Chunk("d", 0, 12)))
+    assert plan == StepPlan(StepReason.CHUNK_MIXED, decode=("a", "b"), prefill=(Chunk("c", 0, 50), Chunk("d", 0, 12)))
 
 
 def test_chunked_goes_on_with_the_oldest_prefill_before_it_starts_another() -> None:
     view = View(prefilling=[prefilling("a", 100, 64), prefilling("b", 40, 0)], waiting=[Seen("c", 10)])
     plan = plan_step(view, limits(CHUNKED, chunk_tokens=64))
-    assert plan == StepPlan(CHUNKED, StepReason.CHUNK_ONLY, prefill=(Chunk("a", 64, 36), Chunk("b", 0, 28)))
+    assert plan == StepPlan(StepReason.CHUNK_ONLY, prefill=(Chunk("a", 64, 36), Chunk("b", 0, 28)))
 
 
 def test_decodes_that_use_up_the_chunk_budget_leave_none_for_prefill() -> None:
     view = View(decoding=[decoding("a", 5), decoding("b", 9)], waiting=[Seen("c", 10)])
     plan = plan_step(view, limits(CHUNKED, chunk_tokens=2))
-    assert plan == StepPlan(CHUNKED, StepReason.DECODE_NO_BUDGET, decode=("a", "b"))
+    assert plan == StepPlan(StepReason.DECODE_NO_BUDGET, decode=("a", "b"))
 
 
 @pytest.mark.parametrize("mode", Mode)
 def test_a_full_batch_blocks_the_queue(mode: Mode) -> None:
     view = View(decoding=[decoding("a", 5), decoding("b", 9)], waiting=[Seen("c", 10)])
     plan = plan_step(view, limits(mode, max_batch=2))
-    assert plan == StepPlan(mode, StepReason.DECODE_BATCH_FULL, decode=("a", "b"))
+    assert plan == StepPlan(StepReason.DECODE_BATCH_FULL, decode=("a", "b"))
 
 
 def test_a_prefill_under_way_takes_a_place_in_the_batch() -> None:
@@ -138,7 +138,7 @@ def test_a_request_starts_only_with_pages_for_all_its_known_tokens(mode: Mode, f
     view = View(free_pages=free_pages, decoding=[decoding("a", 5)], waiting=[Seen("b", 33)])
     plan = plan_step(view, limits(mode, chunk_tokens=4))
     assert bool(plan.prefill) is starts
-    assert starts or plan == StepPlan(mode, StepReason.DECODE_NO_PAGES, decode=("a",))
+    assert starts or plan == StepPlan(StepReason.DECODE_NO_PAGES, decode=("a",))
 
 
 def test_a_request_without_pages_blocks_a_smaller_one_behind_it() -> None:
@@ -168,13 +168,13 @@ def test_the_newest_requests_are_preempted_until_the_decodes_can_grow(mode: Mode
         decoding("d", 5, arrival=4),
     ]
     plan = plan_step(View(free_pages=0, decoding=running, waiting=[Seen("e", 1)]), limits(mode))
-    assert plan == StepPlan(mode, StepReason.DECODE_NO_PAGES, decode=("a", "b"), preempt=("d", "c"))
+    assert plan == StepPlan(StepReason.PREEMPT, decode=("a", "b"), preempt=("d", "c"))
 
 
 def test_a_prefill_under_way_is_preempted_when_it_is_the_newest() -> None:
     view = View(free_pages=0, decoding=[decoding("a", 17, arrival=1)], prefilling=[prefilling("b", 40, 8, arrival=2)])
     plan = plan_step(view, limits(CHUNKED))
-    assert plan == StepPlan(CHUNKED, StepReason.DECODE_NO_PAGES, decode=("a",), preempt=("b",))
+    assert plan == StepPlan(StepReason.PREEMPT, decode=("a",), preempt=("b",))
 
 
 def test_a_decode_that_is_newer_than_a_prefill_is_preempted_first() -> None:
@@ -184,7 +184,7 @@ def test_a_decode_that_is_newer_than_a_prefill_is_preempted_first() -> None:
         prefilling=[prefilling("b", 40, 8, arrival=2)],
     )
     plan = plan_step(view, limits(CHUNKED, chunk_tokens=11))
-    assert plan == StepPlan(CHUNKED, StepReason.CHUNK_MIXED, decode=("a",), prefill=(Chunk("b", 8, 10),), preempt=("c",))
+    assert plan == StepPlan(StepReason.PREEMPT, decode=("a",), prefill=(Chunk("b", 8, 10),), preempt=("c",))
 
 
 def test_a_preempted_request_no_longer_asks_for_a_page_itself() -> None:
@@ -237,6 +237,8 @@ def test_every_plan_can_be_carried_out_and_keeps_the_limits(view: View, any_limi
     assert preempted == sorted(holders, key=lambda r: -r.arrival)[: len(preempted)]
     assert list(view.waiting[: len(started)]) == started
     assert not (started and preempted)
+    assert (plan.reason is StepReason.PREEMPT) is bool(preempted and (plan.decode or plan.prefill))
+    assert (plan.reason is StepReason.IDLE) is (not plan.decode and not plan.prefill)
     assert not started or len(holders) + len(started) <= any_limit.max_batch
     for chunk in plan.prefill:
         request = seen[chunk.request_id]
