@@ -111,6 +111,8 @@ def _pick(logprobs: Floats, params: SamplingParams, number: float, whole: bool) 
     """
     if 0 < params.top_k <= len(logprobs):
         logprobs, whole = logprobs[: params.top_k], True
+    elif not whole and params.top_k > 0 and params.top_p < 1.0:
+        return None  # top_p is a share of the mass of top_k tokens, of which some are missing
     mass = np.exp(logprobs).cumsum()
     total = mass[-1] if whole else 1.0
     kept = len(mass)

@@ -64,6 +64,7 @@ FILTERS = {
     "hot": replace(HOT, temperature=1.9),
     "top_k": replace(HOT, top_k=20),
     "top_k beyond the candidates": replace(HOT, temperature=2.0, top_k=CANDIDATES + 300),
+    "top_k beyond the candidates, then top_p": replace(HOT, top_k=CANDIDATES + 44, top_p=0.5),
     "top_p": replace(HOT, top_p=0.8),
     "nucleus beyond the candidates": replace(HOT, temperature=2.0, top_p=0.95),
     "min_p": replace(HOT, min_p=0.05),
