@@ -91,7 +91,27 @@ def _config_check(args: argparse.Namespace) -> int:
     config = load_app_config(args.file)
     print(f"# {args.file} is valid; with the defaults filled in:")
     print(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False), end="")
+    for key, value in _resolved(config).items():
+        print(f"# {key}: {value}")
     return 0
+
+
+def _resolved(config: AppConfig) -> dict[str, str]:
+    """What "auto" and null become, as far as that shows without loading torch or a model."""
+    from pdmux_ray.device.cpu.cores import usable_cores
+
+    engine, found = config.engine, {}
+    if config.served_model_name is None:
+        found["served_model_name"] = config.model_name
+    if engine.device == "auto":
+        found["engine.device"] = "cpu"
+    if engine.device != "fake" and engine.dtype == "auto":
+        found["engine.dtype"] = "bfloat16 where the processor computes it natively, else float32"
+    if engine.device != "fake" and engine.threads is None:
+        found["engine.threads"] = f"{usable_cores()} on this machine"
+    if engine.context_length is None:
+        found["engine.context_length"] = "what the model states"
+    return found
 
 
 def _generate(args: argparse.Namespace) -> int:

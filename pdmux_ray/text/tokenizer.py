@@ -29,6 +29,7 @@ class Tokenizer:
     def load(cls, model_dir: Path) -> Tokenizer:
         """Reads tokenizer, chat template, config.json and generation_config.json. No code of the model's is ever run.
 
+        Whoever needs only the facts loads the tokenizer, too: its class may be all that names the end token.
         Raises ConfigError.
         """
         from transformers import AutoConfig, AutoTokenizer

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -54,6 +55,16 @@ def test_a_stop_string_ends_an_answer_and_frees_its_place(generator: Generator) 
     assert answer.finish is FinishReason.STOP
     assert len(answer.token_ids) < PARAMS.max_tokens
     assert whole(generator).text == free
+
+
+def test_a_token_that_ends_an_answer_has_neither_text_nor_a_log_probability(generator: Generator) -> None:
+    ids = whole(generator).token_ids
+    end = next(i for i in range(1, len(ids)) if ids[i] not in ids[:i])
+    params = replace(PARAMS, stop_token_ids=(ids[end],), logprobs=0)
+    answer = generator.generate(PROMPTS[:1], params)[0]
+    assert answer.token_ids == ids[: end + 1]
+    assert answer.text == generator.tokenizer.decode(ids[:end])
+    assert len(answer.logprobs) == end
 
 
 def test_token_ids_are_a_prompt_too(generator: Generator) -> None:

@@ -24,6 +24,15 @@ def test_a_valid_config_is_shown_with_its_defaults(capsys: pytest.CaptureFixture
     assert shown["engine"]["page_size"] == 16
 
 
+def test_what_is_left_to_the_machine_is_shown_as_what_it_becomes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "serve.yaml"
+    path.write_text("applications: [{args: {model: /models/small}}]")
+    assert cli.main(["config", "check", str(path)]) == 0
+    shown = capsys.readouterr().out
+    for line in ("# served_model_name: small\n", "# engine.device: cpu\n", "# engine.threads: "):
+        assert line in shown
+
+
 def test_a_wrong_config_is_an_error_that_names_the_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "wrong.yaml"
     path.write_text("applications: [{args: {engine: {page_sise: 16}}}]")
