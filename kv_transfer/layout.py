@@ -33,10 +33,5 @@ class KVLayout:
         return self.kv_heads * self.page_size * self.head_dim * self.dtype_bytes
 
     @property
-    def token_bytes(self) -> int:
-        """Bytes of KV that one token takes in all layers."""
-        return self.layers * 2 * self.kv_heads * self.head_dim * self.dtype_bytes
-
-    @property
     def total_bytes(self) -> int:
         return self.layers * 2 * self.pages * self.page_bytes

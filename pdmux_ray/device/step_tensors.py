@@ -45,8 +45,6 @@ class StepTensors:
             context_lengths=torch.from_numpy(contexts.astype(np.int32)),
             page_table=torch.from_numpy(table),
             rope_lengths=lengths,
-            max_query=max(counts),
-            max_context=int(contexts.max()),
         )
 
     def _page_table(self, contexts: np.ndarray, page_size: int) -> np.ndarray:

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from kv_transfer.layout import KVLayout
 from pdmux_ray.errors import ConfigError, UnsupportedModelError
 from pdmux_ray.model.context import context_length
 from pdmux_ray.model.rope import RopeSpec
@@ -56,10 +55,6 @@ class DecoderConfig:
     @property
     def kv_size(self) -> int:
         return self.kv_heads * self.head_dim
-
-    def kv_layout(self, pages: int, page_size: int, dtype_bytes: int) -> KVLayout:
-        """Layout of a KV pool of `pages` pages of `page_size` tokens, elements of `dtype_bytes` bytes."""
-        return KVLayout(self.layers, pages, self.kv_heads, page_size, self.head_dim, dtype_bytes)
 
     @classmethod
     def from_pretrained(cls, model_dir: Path | str) -> DecoderConfig:

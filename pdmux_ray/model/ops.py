@@ -24,8 +24,6 @@ class AttentionBatch:
     context_lengths: Tensor  # [B] int32: tokens with KV after this step's writes
     page_table: Tensor  # [B, max pages] int32; entries past a sequence's last page are 0 and never read
     rope_lengths: Tensor | None = None  # [T] int64, only for dynamic RoPE scaling: see rope.py
-    max_query: int = 1  # longest query in the step
-    max_context: int = 1  # longest context in the step
 
 
 class Ops(Protocol):

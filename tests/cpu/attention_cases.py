@@ -50,8 +50,6 @@ class Case:
             query_starts=torch.tensor([0, len(queries)], dtype=torch.int32),
             context_lengths=torch.tensor([context], dtype=torch.int32),
             page_table=self.batch.page_table[sequence : sequence + 1],
-            max_query=len(queries),
-            max_context=context,
         )
         return Case(self.pool, self.qkv[rows], batch, self.spec)
 
@@ -96,8 +94,6 @@ class Shape:
             query_starts=torch.tensor([0, *self.queries]).cumsum(0).int(),
             context_lengths=torch.tensor(self.contexts, dtype=torch.int32),
             page_table=table,
-            max_query=max(self.queries),
-            max_context=max(self.contexts),
         )
         width = (self.heads + 2 * self.kv_heads) * self.head_dim
         norms = [noise(self.head_dim) if self.qk_norm else None for _ in range(2)]

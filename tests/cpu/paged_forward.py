@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from kv_transfer.layout import KVLayout
 from pdmux_ray.model.decoder import Decoder, DecoderConfig, load_decoder
 from pdmux_ray.model.ops import AttentionBatch, Ops
 from pdmux_ray.model.reference_ops import ReferenceOps
@@ -40,7 +41,7 @@ def load_paged(
 ) -> Decoder:
     """A decoder over a KV pool that starts full of NaN, so that reading what was never written shows."""
     config = config or DecoderConfig.from_pretrained(model_dir)
-    layout = config.kv_layout(PAGES, PAGE_SIZE, dtype.itemsize)
+    layout = KVLayout(config.layers, PAGES, config.kv_heads, PAGE_SIZE, config.head_dim, dtype.itemsize)
     return load_decoder(model_dir, dtype, make_ops(torch.full(layout.shape, float("nan"), dtype=dtype)), load, config)
 
 
@@ -61,8 +62,6 @@ def attention_batch(pieces: Sequence[Piece], dynamic_rope: bool) -> AttentionBat
         context_lengths=torch.tensor([piece.start + piece.count for piece in pieces], dtype=torch.int32),
         page_table=torch.tensor(table, dtype=torch.int32),
         rope_lengths=torch.tensor(list(chain(*lengths))) if dynamic_rope else None,
-        max_query=max(piece.count for piece in pieces),
-        max_context=max(piece.start + piece.count for piece in pieces),
     )
 
 

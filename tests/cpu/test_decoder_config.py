@@ -83,12 +83,6 @@ def test_windows_follow_use_sliding_window(tmp_path: Path) -> None:
     assert read(tmp_path, case, use_sliding_window=False, layer_types=REMOVE).windows == (None, None, None)
 
 
-def test_the_kv_layout_is_the_models(tmp_path: Path) -> None:
-    layout = read(tmp_path, "llama, big head_dim").kv_layout(pages=10, page_size=16, dtype_bytes=2)
-    assert layout.shape == (3, 2, 10, 2, 16, 80)
-    assert layout.token_bytes == 3 * 2 * 2 * 80 * 2
-
-
 def test_configs_are_values(tmp_path: Path) -> None:
     config = read(tmp_path)
     assert replace(config) == config

@@ -94,7 +94,9 @@ def test_a_head_that_the_kernels_do_not_take_falls_back_to_torch() -> None:
 
 def test_the_pool_has_as_many_pages_as_fit() -> None:
     layout = layout_for(0.25, layers=30, kv_heads=3, head_dim=64, page_size=16, dtype=torch.bfloat16)
-    assert layout.total_bytes <= 2**28 < layout.total_bytes + layout.token_bytes * 16
+    assert layout.shape == (30, 2, layout.pages, 3, 16, 64)
+    assert layout.total_bytes == layout.pages * 30 * 2 * 3 * 16 * 64 * 2
+    assert layout.total_bytes <= 2**28 < layout.total_bytes // layout.pages * (layout.pages + 1)
     pool = allocate_on_cpu(layout, torch.bfloat16)
     assert pool.shape == layout.shape
     assert pool.dtype == torch.bfloat16

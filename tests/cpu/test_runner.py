@@ -196,4 +196,3 @@ def test_a_mixed_step_in_tensors() -> None:
     assert batch.page_table.tolist() == [[3, 1], [2, 7], [3, 0]]
     assert batch.rope_lengths is not None
     assert batch.rope_lengths.tolist() == [6, 9, 9, 9, 2, 2]
-    assert (batch.max_query, batch.max_context) == (3, 6)

@@ -46,7 +46,7 @@ template <class T> struct MathOf { typedef Floats type; };
 #endif
 
 template <class T> void normalize(const T* x, const T* weight, float eps, int64_t n, T* out) {
-  f16 squares = {};
+  f32x16 squares = {};
   int64_t i = 0;
   for (; i + 16 <= n; i += 16) squares += read16(x + i) * read16(x + i);
   float total = sum16(squares);
@@ -60,7 +60,7 @@ template <class T> void normalize(const T* x, const T* weight, float eps, int64_
 template <class T> void rotate(const T* x, const float* cos, const float* sin, int64_t dim, T* out) {
   int64_t half = dim / 2, i = 0;
   for (; i + 16 <= half; i += 16) {
-    f16 a = read16(x + i), b = read16(x + i + half), c = read16(cos + i), s = read16(sin + i);
+    f32x16 a = read16(x + i), b = read16(x + i + half), c = read16(cos + i), s = read16(sin + i);
     write16(out + i, a * c - b * s);
     write16(out + i + half, b * c + a * s);
   }
@@ -98,7 +98,7 @@ struct Scratch {
   std::vector<uint32_t> q, kt, v, p;
   std::vector<float> scores, out, top, mass;
   void fit(int64_t rows, int64_t dim) {
-    if ((int64_t)top.size() >= rows && (int64_t)q.size() >= rows * dim) return;
+    if ((int64_t)top.size() >= rows && (int64_t)q.size() >= rows * dim && (int64_t)v.size() >= KEYS * dim) return;
     q.resize(rows * dim), kt.resize(KEYS * dim), v.resize(KEYS * dim), p.resize(rows * KEYS);
     scores.resize(rows * KEYS), out.resize(rows * dim), top.resize(rows), mass.resize(rows);
   }
@@ -153,13 +153,13 @@ template <class T> struct TileAttention {
     }
   }
   void gather_keys(const int64_t* at, int64_t w, int g) {
-    u16 block[16];
+    u32x16 block[16];
     int64_t count = std::min<int64_t>(16, words - w);
     for (int j = 0; j < 16; j++) {
-      block[j] = u16{};
+      block[j] = u32x16{};
       if (at[j] < 0) continue;
       if (count == 16 && PW * sizeof(T) == 4)
-        block[j] = load<u16>(keys + at[j] + w * PW);
+        block[j] = load<u32x16>(keys + at[j] + w * PW);
       else
         to_words(keys + at[j] + w * PW, count * PW, (uint32_t*)&block[j]);
     }
@@ -169,7 +169,7 @@ template <class T> struct TileAttention {
   void gather_values(const T* a, const T* b, uint32_t* to) {
     if (PW == 1) return to_words(a, dim, to);
     for (int64_t d = 0; d < dim; d += 16) {
-      u16 even = __builtin_convertvector(load<h16>(a + d), u16), odd = __builtin_convertvector(load<h16>(b + d), u16);
+      u32x16 even = __builtin_convertvector(load<u16x16>(a + d), u32x16), odd = __builtin_convertvector(load<u16x16>(b + d), u32x16);
       store(to + d, even | odd << 16);
     }
   }
@@ -179,22 +179,22 @@ template <class T> struct TileAttention {
     float* row = &s.scores[r * KEYS];
     int64_t oldest = layer.window ? position - layer.window : -1;  // keys (oldest, position] are seen
     bool whole = first + KEYS - 1 <= position && first > oldest;
-    i16 lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    f16 x[KEYS / 16], best = splat(s.top[r]);
+    i32x16 lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    f32x16 x[KEYS / 16], best = splat(s.top[r]);
 #pragma GCC unroll 4
     for (int c = 0; c < KEYS / 16; c++) {
-      x[c] = load<f16>(row + 16 * c) * layer.scale;
+      x[c] = load<f32x16>(row + 16 * c) * layer.scale;
       if (!whole) {
-        i16 key = lane + (int32_t)(first + 16 * c);
+        i32x16 key = lane + (int32_t)(first + 16 * c);
         x[c] = (key <= (int32_t)position) & (key > (int32_t)oldest) ? x[c] : splat(-__builtin_inff());
       }
       best = max16(best, x[c]);
     }
     float top = top16(best), shrink = exp16(splat(s.top[r] - top))[0];
-    f16 mass = {};
+    f32x16 mass = {};
 #pragma GCC unroll 4
     for (int c = 0; c < KEYS / 16; c++) {
-      f16 p = exp16(x[c] - top);
+      f32x16 p = exp16(x[c] - top);
       mass += p;
       if (PW == 1)
         write16((float*)&s.p[r * KEYS] + 16 * c, p);
@@ -277,7 +277,7 @@ template <class T> void silu_mul(const T* x, int64_t rows, int64_t n, T* out) {
     const T *gate = x + 2 * r * n, *up = gate + n;
     int64_t i = 0;
     for (; i + 16 <= n; i += 16) {
-      f16 g = read16(gate + i);
+      f32x16 g = read16(gate + i);
       write16(out + r * n + i, g / (1.0f + exp16(-g)) * read16(up + i));
     }
     for (; i < n; i++) {
@@ -300,7 +300,7 @@ void linear(const T* x, const uint32_t* packed, const T* bias, const T* residual
     rows_times<M, 4, 24>((const uint32_t*)x + first * words, words, count, packed + column * words, 64, words, sums, 64, false);
     for (int64_t r = 0; r < count; r++)
       for (int64_t c = column, end = std::min(n, column + 64); c < end; c += 16) {
-        f16 sum = load<f16>(sums + r * 64 + c - column);
+        f32x16 sum = load<f32x16>(sums + r * 64 + c - column);
         int64_t at = (first + r) * n + c;
         if (c + 16 <= end) {
           if (bias) sum += read16(bias + c);
