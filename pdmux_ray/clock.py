@@ -1,4 +1,4 @@
-"""The only place that reads the clock. Policies never do: `now` is an argument."""
+"""The engine's clock: engine and policies read no other, and policies not even this one (`now` is an argument)."""
 
 from __future__ import annotations
 

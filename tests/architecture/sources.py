@@ -21,9 +21,16 @@ def tree(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"), str(path))
 
 
-def imports(path: Path) -> Iterator[tuple[int, str]]:
-    """(line, module) of every import, also inside functions and for type checking only. `from a import b` yields a.b."""
+def imports(path: Path, type_checking: bool = True) -> Iterator[tuple[int, str]]:
+    """(line, module) of every import, also inside functions. `from a import b` yields a.b.
+
+    `type_checking`: also those under `if TYPE_CHECKING:`.
+    """
+    blocks = [n for n in ast.walk(tree(path)) if isinstance(n, ast.If) and ast.unparse(n.test) == "TYPE_CHECKING"]
+    skipped = set() if type_checking else {line for n in blocks for line in range(n.lineno, n.body[-1].lineno + 1)}
     for node in ast.walk(tree(path)):
+        if getattr(node, "lineno", None) in skipped:
+            continue
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):

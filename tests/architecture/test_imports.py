@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -23,7 +24,7 @@ LAW: dict[str, tuple[str, ...]] = {
     "pdmux_ray.policy": ("pdmux_ray.types",),
     "pdmux_ray.engine": (*BASE, "pdmux_ray.policy"),
     "pdmux_ray.model": (
-        *("pdmux_ray.errors", "pdmux_ray.cache", "kv_transfer.layout"),
+        *("pdmux_ray.errors", "pdmux_ray.cache"),
         *("torch", "transformers", "safetensors", "huggingface_hub", "filelock"),
     ),
     "pdmux_ray.device": (
@@ -48,6 +49,13 @@ LAW: dict[str, tuple[str, ...]] = {
     "pdmux_ray.cli": (*BASE, "pdmux_ray.generate", "pdmux_ray.device.cpu.cores", "pdmux_ray.__version__", "yaml"),
     "pdmux_ray.bench": ("*",),  # measures everything, from outside; nothing imports it
     "kv_transfer": (),
+}
+
+# Part of the project -> modules of the standard library that it may import for type checking only: what a policy decides
+# depends on its arguments alone, and an engine's clock, sockets and processes are somebody else's.
+IMPURE: dict[str, tuple[str, ...]] = {
+    "pdmux_ray.policy": ("time", "random", "logging", "asyncio", "threading", "os", "socket", "subprocess", "datetime"),
+    "pdmux_ray.engine": ("time", "random", "asyncio", "socket", "subprocess", "datetime"),
 }
 
 LIGHT = (
@@ -81,6 +89,39 @@ def test_every_import_keeps_the_law() -> None:
         if breaches(module_name(path), imported)
     ]
     assert wrong == []
+
+
+def impure(module: str, imported: str) -> bool:
+    return any(within(imported, name) for name in IMPURE.get(part_of(module), ()))
+
+
+def test_policies_and_engine_take_clock_chance_and_the_world_as_arguments() -> None:
+    wrong = [
+        f"{path}:{line}: {module_name(path)} may not import {imported}"
+        for path in files("pdmux_ray")
+        for line, imported in imports(path, type_checking=False)
+        if impure(module_name(path), imported)
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize(
+    ("module", "imported"),
+    [
+        ("pdmux_ray.policy.routing", "random.Random"),
+        ("pdmux_ray.policy.batching", "os.path"),
+        ("pdmux_ray.engine.loop", "time"),
+    ],
+)
+def test_the_rule_of_purity_has_teeth(module: str, imported: str) -> None:
+    assert impure(module, imported)
+
+
+def test_an_import_for_type_checking_is_told_from_one_that_runs(tmp_path: Path) -> None:
+    source = "if TYPE_CHECKING:\n    from random import Random\nelse:\n    import os\ndef f():\n    import time\n"
+    (path := tmp_path / "module.py").write_text(source)
+    assert {name for _, name in imports(path)} == {"random.Random", "os", "time"}
+    assert {name for _, name in imports(path, type_checking=False)} == {"os", "time"}
 
 
 @pytest.mark.parametrize(

@@ -124,3 +124,9 @@ def test_a_row_of_a_linear_does_not_depend_on_the_other_rows(dtype: torch.dtype,
     for rows in (1, 2, 3, 4, 7, 8, 16, 31, 64, 100):
         assert torch.equal(ops.linear(x[:rows], packed), plain[:rows])
         assert torch.equal(ops.linear(x[:rows], packed, residual[:rows]), added[:rows])
+
+
+def test_a_thread_takes_wide_heads_after_many_narrow_ones(dtype: torch.dtype) -> None:
+    for shape in (Shape(512, 1, 16, (1,), (70,)), Shape(2, 1, 128, (9,), (80,))):
+        case = shape.case(dtype)
+        torch.testing.assert_close(case.run(CpuOps)[0].float(), case.reference()[0], atol=TOLERANCE[dtype], rtol=0)
