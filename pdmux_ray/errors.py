@@ -1,4 +1,6 @@
-"""Every error the project raises on purpose. Each message says what is wrong and what to do.
+"""The errors that more than one part of the project knows. Each message says what is wrong and what to do.
+
+Where only one part raises and catches a finer one, it derives it there (`serve/problems.py`, `device/cpu/native.py`).
 
 PdmuxError
 ├── ConfigError               a config file or argument is wrong; nothing was started
