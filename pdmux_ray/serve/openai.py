@@ -3,12 +3,16 @@
 Nothing is silent. A field is one of four kinds: supported (it is in the model below, with its range), inert (it asks for
 nothing that would change the answer and is dropped: `INERT`), unsupported (refused unless it has the value that switches it
 off: `UNSUPPORTED`), or unknown (refused by name, as OpenAI does). `null` always means "not given".
+
+Text is tokenized as it stands: what is spelled like a special token (`<|im_end|>`) becomes one, also within a chat message.
+Whoever passes on text of others' that must not end a message strips it first.
 """
 
 from __future__ import annotations
 
 import json
 import random
+from dataclasses import fields
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
@@ -42,7 +46,7 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 
 MAX_STOP_STRINGS = 16
 
-Count = Annotated[int, Field(ge=1)]
+_SAMPLING = frozenset(field.name for field in fields(SamplingParams))  # a body's field of the same name is passed on
 
 
 class StreamOptions(BaseModel):
@@ -117,22 +121,17 @@ class _Body(BaseModel):
         seed = self.seed if self.seed is not None else random.getrandbits(62)
         if self.stop_token_ids and max(self.stop_token_ids) >= vocab_size:
             raise RequestError(f"stop_token_ids must be below the vocabulary size, {vocab_size}.", param="stop_token_ids")
-        given: dict[str, Any] = {
-            name: getattr(self, name)
-            for name in (
-                "min_tokens", "temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
-                "ignore_eos",
-            )
-            if getattr(self, name) is not None
-        }  # fmt: skip
-        return SamplingParams(
-            max_tokens=max_tokens,
-            top_k=0 if self.top_k in (None, -1) else self.top_k,
-            seed=(seed + choice) % 2**63 if choice else seed,
-            stop_token_ids=tuple(self.stop_token_ids or ()),
-            logprobs=self.top_logprobs_asked,
-            **given,
-        )
+        given = {
+            name: value for name in _SAMPLING & type(self).model_fields.keys() if (value := getattr(self, name)) is not None
+        }
+        translated = {
+            "max_tokens": max_tokens,
+            "top_k": 0 if self.top_k in (None, -1) else self.top_k,
+            "seed": (seed + choice) % 2**63 if choice else seed,
+            "stop_token_ids": tuple(self.stop_token_ids or ()),
+            "logprobs": self.top_logprobs_asked,
+        }
+        return SamplingParams(**given | translated)
 
 
 class ChatMessage(BaseModel):

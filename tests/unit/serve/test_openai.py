@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import Any
 
@@ -35,6 +36,7 @@ def test_every_sampling_field_reaches_the_engine() -> None:
         "presence_penalty": -1, "frequency_penalty": 2, "stop_token_ids": [4, 5], "ignore_eos": True, "logprobs": 3,
     }  # fmt: skip
     expected = fields | {"stop_token_ids": (4, 5)}
+    assert fields.keys() | {"max_tokens"} == {field.name for field in dataclasses.fields(SamplingParams)}
     assert completion(**fields).sampling(9, choice=0, vocab_size=100) == SamplingParams(max_tokens=9, **expected)
 
 
