@@ -1,5 +1,7 @@
 """Every metric that a gateway exports: name, labels, unit and meaning stand here and nowhere else.
 
+An instance's series end with it, and its counters are about a second old: they come with its heartbeat.
+
 Seconds are what the gateway sees: from the arrival of the HTTP request's body to the engine's news reaching the handler.
 Every series carries the label `gateway`, because a scrape through Serve's proxy reaches any one of several gateways.
 """
@@ -8,9 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum
+from typing import TypeAlias
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
@@ -29,10 +32,18 @@ class Outcome(Enum):
     DISCONNECTED = "disconnected"  # its client went away first
 
 
-class GatewayMetrics:
-    """One gateway's metrics. `loads` is asked at every scrape: instance id -> its newest load figures."""
+Loads: TypeAlias = Callable[[], Mapping[str, Load]]
+Figures: TypeAlias = Callable[[], Mapping[str, Mapping[str, int | Mapping[str, int]]]]
 
-    def __init__(self, gateway_id: str, loads: Callable[[], Mapping[str, Load]]) -> None:
+
+class GatewayMetrics:
+    """One gateway's metrics. `loads` and `figures` are asked at every scrape.
+
+    loads     instance id -> its newest load figures
+    figures   instance id -> counter's name -> its total, or its totals by reason
+    """
+
+    def __init__(self, gateway_id: str, loads: Loads, figures: Figures) -> None:
         self._registry = CollectorRegistry()
         self._gateway_id = gateway_id
         self._requests = self._counter("pdmux_requests", "Completion requests by how they ended.", ("endpoint", "outcome"))
@@ -49,6 +60,7 @@ class GatewayMetrics:
         self.itl_s = self._histogram("pdmux_inter_token_seconds", "Gap between two tokens of a choice.", TOKEN_BUCKETS_S)
         self.request_s = self._histogram("pdmux_request_seconds", "Until the last token, if complete.", REQUEST_BUCKETS_S)
         self._registry.register(_InstanceLoads(gateway_id, loads))
+        self._registry.register(_InstanceCounters(gateway_id, figures))
 
     def ended(self, endpoint: str, outcome: Outcome) -> None:
         self._requests.labels(self._gateway_id, endpoint, outcome.value).inc()
@@ -82,7 +94,7 @@ _LOAD_GAUGES: dict[str, tuple[str, Callable[[Load], float]]] = {
 
 
 class _InstanceLoads(Collector):
-    def __init__(self, gateway_id: str, loads: Callable[[], Mapping[str, Load]]) -> None:
+    def __init__(self, gateway_id: str, loads: Loads) -> None:
         self._gateway_id = gateway_id
         self._loads = loads
 
@@ -94,4 +106,36 @@ class _InstanceLoads(Collector):
             family = GaugeMetricFamily(name, meaning, labels=("gateway", "instance"))
             for instance_id, load in loads.items():
                 family.add_metric((self._gateway_id, instance_id), value(load))
+            yield family
+
+
+# Name -> meaning. Those that `_BY_REASON` names have the label `reason`.
+_COUNTERS = {
+    "pdmux_steps_total": "Steps of the engine, by why the policy made them up as it did.",
+    "pdmux_engine_finished_total": "Engine requests that ended, by why. A choice is one.",
+    "pdmux_prefill_tokens_total": "Tokens computed by prefills, recomputation after preemptions included.",
+    "pdmux_engine_generated_tokens_total": "Tokens sampled, also those that no client saw.",
+    "pdmux_prefix_hit_tokens_total": "Tokens not computed because the prefix cache had them.",
+    "pdmux_preemptions_total": "Requests that lost their pages to older ones and went back to the queue.",
+    "pdmux_page_evictions_total": "Cached pages given up for new content.",
+}
+_BY_REASON = frozenset({"pdmux_steps_total", "pdmux_engine_finished_total"})
+
+
+class _InstanceCounters(Collector):
+    def __init__(self, gateway_id: str, figures: Figures) -> None:
+        self._gateway_id = gateway_id
+        self._figures = figures
+
+    def collect(self) -> Iterable[Metric]:
+        return self._collect(self._figures())
+
+    def _collect(self, figures: Mapping[str, Mapping[str, int | Mapping[str, int]]]) -> Iterator[Metric]:
+        for name, meaning in _COUNTERS.items():
+            labels = ("gateway", "instance", *(("reason",) if name in _BY_REASON else ()))
+            family = CounterMetricFamily(name, meaning, labels=labels)
+            for instance_id, totals in figures.items():
+                total = totals.get(name, {})  # {}: nothing has come yet
+                for reason, count in total.items() if isinstance(total, Mapping) else [(None, total)]:
+                    family.add_metric([self._gateway_id, instance_id, *([reason] if reason is not None else [])], count)
             yield family

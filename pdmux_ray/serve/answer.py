@@ -8,14 +8,16 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import Any, NamedTuple
 
-from pdmux_ray.errors import DeadlineError, InstanceUnavailableError, PdmuxError
+from pdmux_ray.errors import DeadlineError, InstanceUnavailableError
 from pdmux_ray.metrics.catalog import GatewayMetrics, Outcome
 from pdmux_ray.serve import sse
 from pdmux_ray.serve.generation import Choice, LogprobEntry
 from pdmux_ray.serve.problems import problem
 from pdmux_ray.serve.replies import Reply
-from pdmux_ray.serve.wire import Event
+from pdmux_ray.serve.wire import Event, unpack_error
 from pdmux_ray.types import FinishReason
+
+PATIENCE_S = 1.0
 
 _ABORT = FinishReason.ABORT.value
 
@@ -65,7 +67,11 @@ class Mailbox:
 
 
 class Answer:
-    """Owner: the HTTP handler. `close` must be called once, however it ends; it frees what still runs."""
+    """Owner: the HTTP handler. `close` must be called, however it ends; it frees what still runs.
+
+    The engine ends it at `deadline_s`, and says so. In case no word comes, this end does so `PATIENCE_S` later, and at `cut_s`
+    a client that does not read is given up. All on the event loop's clock.
+    """
 
     def __init__(
         self,
@@ -90,8 +96,17 @@ class Answer:
         self._open = len(choices)  # choices without an end
         self._running: set[str] = set()  # request ids, in the engine's view
         self._error: BaseException | None = None
-        self._timer = asyncio.get_running_loop().call_later(timeout_s, self._expire, timeout_s)
+        self._closed = False
+        self._timeout_s = timeout_s
+        loop = asyncio.get_running_loop()
+        self.deadline_s = loop.time() + timeout_s - (time.monotonic() - arrived_s)
+        self.cut_s = self.deadline_s + 2 * PATIENCE_S
+        self._timer = loop.call_at(self.deadline_s + PATIENCE_S, self._expire)
         metrics.open_requests.inc()
+
+    @property
+    def left_s(self) -> float:
+        return self.deadline_s - asyncio.get_running_loop().time()
 
     @property
     def finished(self) -> bool:
@@ -100,7 +115,11 @@ class Answer:
     async def start(self, submit: Awaitable[None]) -> None:
         """Waits until the engine has the requests. Raises what it refuses them with."""
         try:
-            await submit
+            async with asyncio.timeout_at(self.deadline_s + PATIENCE_S):
+                await submit
+        except TimeoutError:
+            self._error = self._too_late()
+            raise self._error from None
         except BaseException as error:
             self._error = error
             raise
@@ -140,10 +159,11 @@ class Answer:
                 updates = await self.next()
             yield chunk + (reply.usage(self.usage()) if usage_asked else b"") + sse.DONE
         except Exception as error:
-            if not isinstance(error, PdmuxError):
-                log.exception("A stream failed.")
             self._error = error
-            yield sse.event(problem(error).body())
+            known = problem(error)
+            if known.status == 500:
+                log.exception("A stream failed.")
+            yield sse.event(known.body())
         finally:
             self.close()
 
@@ -158,6 +178,10 @@ class Answer:
         }
 
     def close(self) -> None:
+        """Again: does nothing."""
+        if self._closed:
+            return
+        self._closed = True
         self._timer.cancel()
         self._leave(list(self._running))
         self._running.clear()
@@ -199,7 +223,7 @@ class Answer:
             return
         self._running.discard(choice.request_id)
         if error is not None:
-            raise PdmuxError(error)
+            raise unpack_error(error)
         if finish == _ABORT:
             raise InstanceUnavailableError("The instance gave this request up. Send it again.")
 
@@ -224,8 +248,11 @@ class Answer:
                 lines.append(reply.text_with_logprobs(index, text, logprobs) if logprobs else reply.text(index, text))
         return lines
 
-    def _expire(self, timeout_s: float) -> None:
-        self.mailbox.fail(DeadlineError(f"The request was not finished within {timeout_s:g} s. Ask for fewer tokens."))
+    def _expire(self) -> None:
+        self.mailbox.fail(self._too_late())
+
+    def _too_late(self) -> DeadlineError:
+        return DeadlineError(f"The request was not finished within {self._timeout_s:g} s. Ask for fewer tokens.")
 
 
 def outcome(error: BaseException | None) -> Outcome:

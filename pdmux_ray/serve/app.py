@@ -17,11 +17,18 @@ from pdmux_ray.serve.instance import Instance
 # Serve's own limits stay out of the way: the engine's queue is the one that is full (429), and it knows why.
 MAX_ONGOING_REQUESTS = 10_000
 
+# A replica that is to stop lets its requests finish: for as long as one may take, but no longer than this.
+MAX_DRAIN_S = 120.0
+_SHUTDOWN_MARGIN_S = 5.0
+
 
 def build_app(args: AppConfig) -> serve.Application:
     """Prepares the model's files once, before any replica starts. An unknown key in `args` is an error that names it."""
     directory = resolve(args.model, weights=args.engine.reads_weights)
     card = ModelCard(args.model_name, directory, int(time.time()))
+    # An instance drains, then Engine.close waits up to stall_timeout_s for the step under way; only then may Serve kill it.
+    # A gateway's requests are waited for by Serve itself. (scripts/serve, which ends all of it, waits STOP_GRACE_S.)
+    drain_s = min(args.gateway.request_timeout_s, MAX_DRAIN_S)
     instances = serve.deployment(
         Instance,
         name="Instance",
@@ -32,8 +39,8 @@ def build_app(args: AppConfig) -> serve.Application:
         health_check_period_s=10,
         health_check_timeout_s=30,
         graceful_shutdown_wait_loop_s=0.5,
-        graceful_shutdown_timeout_s=30,
-    ).bind(directory, args.engine)
+        graceful_shutdown_timeout_s=drain_s + args.engine.stall_timeout_s + _SHUTDOWN_MARGIN_S,
+    ).bind(directory, args.engine, drain_s)
     return serve.deployment(
         Gateway,
         name="Gateway",
@@ -43,5 +50,5 @@ def build_app(args: AppConfig) -> serve.Application:
         health_check_period_s=10,
         health_check_timeout_s=30,
         graceful_shutdown_wait_loop_s=0.5,
-        graceful_shutdown_timeout_s=30,
+        graceful_shutdown_timeout_s=drain_s + _SHUTDOWN_MARGIN_S,
     ).bind(instances, card, args.gateway, args.engine.stall_timeout_s)

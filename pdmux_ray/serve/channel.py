@@ -6,8 +6,9 @@ replica it wants. Here a message is one write, frames keep their order (an abort
 dies closes the line. Serve still starts, lists, checks and replaces the instances; `describe` hands out address and password.
 
 frame       4 bytes of length, big-endian, then JSON
-to the instance     ["hello", token, gateway_id] first; then ["submit", number, requests], ["abort", request ids], ["ping"]
-to the gateway      ["step", load, events], ["reply", number, refusal or null, load], ["leaving"]
+to the instance     ["hello", version, token, gateway_id]; then ["submit", number, submission], ["abort", request ids], ["ping"]
+to the gateway      ["step", load, events], ["reply", number, refusal or null, load], ["leaving"], ["refused", why],
+                    ["figures", counters] once a second
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ import json
 import logging
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
-from pdmux_ray.errors import InstanceUnavailableError
+from pdmux_ray.errors import InstanceUnavailableError, RequestError
 from pdmux_ray.serve import wire
 
-HEARTBEAT_S = 1.0  # an instance sends at least this often; a gateway once per discovery round
+HEARTBEAT_S = 1.0  # both sides send at least this often
 SILENCE_LIMIT_S = 30.0  # a side that has heard nothing for so long hangs up
 MAX_FRAME_BYTES = 256 * 2**20
 MAX_UNSENT_BYTES = 64 * 2**20  # a gateway that does not read for so long is hung up on
@@ -37,7 +38,10 @@ _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
 def pack(frame: Sequence[Any]) -> bytes:
+    """Raises RequestError when it is larger than the other side would take: that hangs up on everybody's requests."""
     body = _encode(frame).encode()
+    if len(body) > MAX_FRAME_BYTES:
+        raise RequestError(f"The request takes {len(body)} bytes between servers; at most {MAX_FRAME_BYTES} go. Send less.")
     return len(body).to_bytes(4, "big") + body
 
 
@@ -60,11 +64,13 @@ async def read(reader: asyncio.StreamReader) -> list[Any]:
 class Engine(Protocol):
     """What the instance's end needs. All of it returns at once."""
 
-    def submit(self, sink: str, requests: Sequence[dict[str, Any]]) -> wire.Refusal | None: ...
+    def submit(self, sink: str, submission: wire.Submission) -> wire.Refusal | None: ...
 
     def abort(self, request_ids: Sequence[str]) -> None: ...
 
     def load(self) -> wire.PackedLoad: ...
+
+    def figures(self) -> wire.Figures: ...
 
 
 class _Caller:
@@ -74,17 +80,10 @@ class _Caller:
         self.writer = writer
         self.requests: set[str] = set()  # not finished yet
         self.heard_s = time.monotonic()
-        self.sent_since_beat = False
 
     def send(self, frame: Sequence[Any]) -> None:
         if not self.writer.transport.is_closing():
             self.writer.write(pack(frame))
-            self.sent_since_beat = True
-
-    def beat(self, load: wire.PackedLoad) -> None:
-        if not self.sent_since_beat:
-            self.send(["step", load, []])
-        self.sent_since_beat = False
 
     def hang_up_if_dead(self) -> None:
         unsent = self.writer.transport.get_write_buffer_size()
@@ -137,9 +136,14 @@ class Switchboard:
         sink = ""
         try:
             async with asyncio.timeout(HELLO_TIMEOUT_S):
-                kind, token, gateway_id = await read(reader)
+                kind, *rest = await read(reader)
+            version, token, gateway_id = rest if len(rest) == 3 else (1, *rest)
             if kind != "hello" or not hmac.compare_digest(str(token).encode(), self.token.encode()):
                 raise ConnectionError("a caller without the password")
+            if version != wire.VERSION:
+                why = f"this instance speaks version {wire.VERSION} of the wire, the gateway version {version}"
+                writer.write(pack(["refused", why]))
+                raise ConnectionError(why)
             sink = f"{gateway_id}/{next(self._numbers)}"
             caller = self._callers[sink] = _Caller(writer)
             caller.send(["step", self._engine.load(), []])
@@ -147,8 +151,8 @@ class Switchboard:
                 frame = await read(reader)
                 caller.heard_s = time.monotonic()
                 self._handle(sink, caller, frame)
-        except (ConnectionError, TimeoutError, ValueError) as error:
-            log.info("The line %s ended: %s", sink or "of a stranger", error)
+        except Exception as error:  # whatever a peer sends, it ends no line but its own
+            log.info("The line %s ended: %r", sink or "of a stranger", error)
         finally:
             writer.transport.abort()
             if (gone := self._callers.pop(sink, None)) is not None:
@@ -156,10 +160,10 @@ class Switchboard:
 
     def _handle(self, sink: str, caller: _Caller, frame: list[Any]) -> None:
         if frame[0] == "submit":
-            _, number, requests = frame
-            refusal = self._engine.submit(sink, requests)
+            _, number, submission = frame
+            refusal = self._engine.submit(sink, submission)
             if refusal is None:
-                caller.requests.update(request["request_id"] for request in requests)
+                caller.requests.update(wire.request_ids(submission))
             caller.send(["reply", number, refusal, self._engine.load()])
         elif frame[0] == "abort":
             self._engine.abort(frame[1])
@@ -174,46 +178,66 @@ class Switchboard:
         while True:
             await asyncio.sleep(HEARTBEAT_S)
             for caller in self._callers.values():
-                caller.beat(self._engine.load())
+                caller.send(["step", self._engine.load(), []])
+                caller.send(["figures", self._engine.figures()])
                 caller.hang_up_if_dead()
+
+
+class Listener(Protocol):
+    """What the gateway's end hands on."""
+
+    def on_step(self, load: wire.PackedLoad, events: Sequence[wire.Event]) -> None: ...
+
+    def on_figures(self, figures: wire.Figures) -> None: ...
+
+    def on_leaving(self) -> None: ...
 
 
 class Line:
     """The gateway's end of one line. Owner: the gateway's event loop.
 
-    `on_step(load, events)` and `on_leaving()` are called from `listen`.
+    The listener's methods are called from `listen`.
     """
 
-    def __init__(self, on_step: Callable[[list[Any], list[wire.Event]], None], on_leaving: Callable[[], None]) -> None:
-        self._on_step = on_step
-        self._on_leaving = on_leaving
+    def __init__(self, listener: Listener) -> None:
+        self._listener = listener
         self._writer: asyncio.StreamWriter | None = None
         self._replies: dict[int, asyncio.Future[wire.Refusal | None]] = {}
         self._numbers = itertools.count()
+        self._heard_s = 0.0
 
     async def listen(self, host: str, port: int, token: str, gateway_id: str) -> None:
-        """Connects and reads until the line ends, which it says by raising ConnectionError."""
+        """Connects and reads until the line ends, which it says by raising ConnectionError.
+
+        Any other error is a peer that speaks nonsense.
+        """
         try:
             async with asyncio.timeout(HELLO_TIMEOUT_S):
                 reader, self._writer = await asyncio.open_connection(host, port)
         except (OSError, TimeoutError) as error:
             raise ConnectionError(f"cannot connect to {host}:{port}: {error}") from error
+        self._heard_s = time.monotonic()
+        keeping_alive = asyncio.create_task(self._keep_alive())
         try:
-            self._send(["hello", token, gateway_id])
+            self._send(["hello", wire.VERSION, token, gateway_id])
             while True:
-                self._handle(await read(reader))
+                frame = await read(reader)
+                self._heard_s = time.monotonic()
+                self._handle(frame)
         finally:
+            keeping_alive.cancel()
             self._writer.transport.abort()
             for reply in self._replies.values():
                 if not reply.done():
                     reply.set_exception(InstanceUnavailableError("The instance went away. Send the request again."))
 
-    async def submit(self, requests: Sequence[dict[str, Any]]) -> wire.Refusal | None:
-        """None when all are accepted. Raises InstanceUnavailableError when the line is or goes down."""
+    async def submit(self, submission: wire.Submission) -> wire.Refusal | None:
+        """None when all are accepted. Raises InstanceUnavailableError when the line is or goes down, RequestError for a
+        submission that is too large for it."""
         number = next(self._numbers)
         reply = self._replies[number] = asyncio.get_running_loop().create_future()
         try:
-            self._send(["submit", number, requests])
+            self._send(["submit", number, submission])
             refusal: wire.Refusal | None = await reply
             return refusal
         finally:
@@ -224,13 +248,14 @@ class Line:
         if self._writer is not None and not self._writer.transport.is_closing():
             self._send(["abort", request_ids])
 
-    def ping(self) -> None:
-        if self._writer is not None and not self._writer.transport.is_closing():
+    async def _keep_alive(self) -> None:
+        """Pings on its own clock, whatever else the gateway waits for; hangs up on an instance that is silent for too long."""
+        while self._writer is not None and not self._writer.transport.is_closing():
+            if time.monotonic() - self._heard_s > SILENCE_LIMIT_S:
+                self._writer.transport.abort()
+                return
             self._send(["ping"])
-
-    def hang_up(self) -> None:
-        if self._writer is not None:
-            self._writer.transport.abort()
+            await asyncio.sleep(HEARTBEAT_S)
 
     def _send(self, frame: Sequence[Any]) -> None:
         if self._writer is None or self._writer.transport.is_closing():
@@ -239,12 +264,16 @@ class Line:
 
     def _handle(self, frame: list[Any]) -> None:
         if frame[0] == "step":
-            self._on_step(frame[1], frame[2])
+            self._listener.on_step(frame[1], frame[2])
         elif frame[0] == "reply":
             _, number, refusal, load = frame
-            self._on_step(load, [])
+            self._listener.on_step(load, [])
             reply = self._replies.get(number)
             if reply is not None and not reply.done():
                 reply.set_result(refusal)
+        elif frame[0] == "figures":
+            self._listener.on_figures(frame[1])
         elif frame[0] == "leaving":
-            self._on_leaving()
+            self._listener.on_leaving()
+        elif frame[0] == "refused":
+            raise ConnectionError(frame[1])

@@ -6,9 +6,8 @@ import asyncio
 import itertools
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,9 @@ from pdmux_ray.text.stream import TextStream
 from pdmux_ray.text.tokenizer import Tokenizer
 from pdmux_ray.types import NewRequest
 
-INLINE_CHARS = 4096  # longer texts are tokenized in a thread; shorter ones take about a millisecond, less than the hop is worth
+# A body up to this size is parsed, checked and tokenized on the event loop, in a few milliseconds at most; a larger one in a
+# thread, whatever it is made of.
+INLINE_BYTES = 16 * 2**10
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default for /v1/completions
 
 
@@ -78,10 +79,10 @@ class Completions:
         """POST /v1/completions. Raises PdmuxError."""
         return await self._run("completions", self._completion_job, raw)
 
-    async def _run(self, endpoint: str, read: Callable[[bytes], Any], raw: bytes) -> Response:
+    async def _run(self, endpoint: str, read: Callable[[bytes], Job], raw: bytes) -> Response:
         arrived_s = time.monotonic()
         try:
-            job: Job = await read(raw)
+            job = read(raw) if len(raw) <= INLINE_BYTES else await asyncio.to_thread(read, raw)
             link, choice = self._links.choose()
             requests, choices = self._plan(job, link)
         except BaseException as error:
@@ -103,7 +104,7 @@ class Completions:
         """The head of the answer waits for the first token, so that whatever goes wrong before it has a status of its own."""
         body, streams = job.body, False
         try:
-            await answer.start(link.submit(requests, answer.mailbox))
+            await answer.start(link.submit(requests, answer.mailbox, answer.left_s))
             updates = await answer.next()
             if not body.stream:
                 return JSONResponse(await answer.whole(job.reply, updates))
@@ -111,24 +112,20 @@ class Completions:
         finally:
             if not streams:
                 answer.close()
-        return EventStream(answer.chunks(job.reply, updates, body.include_usage))
+        return EventStream(answer.chunks(job.reply, updates, body.include_usage), answer.close, answer.cut_s)
 
-    async def _chat_job(self, raw: bytes) -> Job:
+    def _chat_job(self, raw: bytes) -> Job:
         body = self._checked(parse(ChatRequest, raw), 1)
-        messages = [message.as_template_input() for message in body.messages]
-        chars = sum(len(message["content"]) for message in messages)
-        prompt = await self._tokenize(partial(self._tokenizer.chat, messages), chars, "messages")
+        prompt = self._tokenizer.chat([message.as_template_input() for message in body.messages])
+        _check_prompt(prompt, "messages")
         return Job("chat", body, [prompt], self._config.default_max_tokens, self._reply(ChatReply, "chatcmpl", body))
 
-    async def _completion_job(self, raw: bytes) -> Job:
+    def _completion_job(self, raw: bytes) -> Job:
         body = parse(CompletionRequest, raw)
         self._checked(body, len(body.prompt))
-        prompts = []
-        for prompt in body.prompt:
-            if isinstance(prompt, str):
-                prompts.append(await self._tokenize(partial(self._tokenizer.encode, prompt), len(prompt), "prompt"))
-            else:
-                prompts.append(prompt)
+        prompts = [self._tokenizer.encode(prompt) if isinstance(prompt, str) else prompt for prompt in body.prompt]
+        for prompt in prompts:
+            _check_prompt(prompt, "prompt")
         default = self._config.default_max_tokens or COMPLETION_MAX_TOKENS
         return Job("completions", body, prompts, default, self._reply(CompletionReply, "cmpl", body))
 
@@ -139,12 +136,6 @@ class Completions:
         if asked > self._config.max_prompts:
             raise RequestError(f"{asked} outputs are asked for (prompts times n); at most {self._config.max_prompts} are.", "n")
         return body
-
-    async def _tokenize(self, encode: Callable[[], list[int]], chars: int, param: str) -> list[int]:
-        tokens = encode() if chars <= INLINE_CHARS else await asyncio.to_thread(encode)
-        if not tokens:
-            raise RequestError(f"{param}: the text has no tokens.", param=param)
-        return tokens
 
     def _reply(self, kind: Any, prefix: str, body: ChatRequest | CompletionRequest) -> Reply:
         reply: Reply = kind(
@@ -160,17 +151,30 @@ class Completions:
     def _plan(self, job: Job, link: Link) -> tuple[list[NewRequest], list[Choice]]:
         """Engine requests and choices, aligned: n of each prompt, in order. All go to one instance."""
         body = job.body
+        asked = len(job.prompts) * body.choices_per_prompt
+        if asked > link.max_waiting:
+            raise RequestError(
+                f"{asked} outputs are asked for at once, but this server lets {link.max_waiting} wait (engine.max_waiting); "
+                "ask for fewer.",
+                "n",
+            )
         requests: list[NewRequest] = []
         choices: list[Choice] = []
         for prompt in job.prompts:
             max_tokens = _max_tokens(body.max_tokens_asked, job.default_max_tokens, len(prompt), link.context_length)
+            tokens = tuple(prompt)
             for number in range(body.choices_per_prompt):
                 request_id = next(self._request_ids)
                 params = body.sampling(max_tokens, number, link.vocab_size)
-                requests.append(NewRequest(request_id, tuple(prompt), params))
+                requests.append(NewRequest(request_id, tokens, params))
                 text = TextStream(self._tokenizer, tuple(body.stop), params.min_tokens)
                 choices.append(Choice(len(choices), request_id, text, first_of_prompt=number == 0))
         return requests, choices
+
+
+def _check_prompt(prompt: list[int], param: str) -> None:
+    if not prompt:
+        raise RequestError(f"{param}: the text has no tokens.", param=param)
 
 
 def _max_tokens(asked: int | None, default: int | None, prompt_tokens: int, context_tokens: int) -> int:
@@ -182,7 +186,7 @@ def _max_tokens(asked: int | None, default: int | None, prompt_tokens: int, cont
     return min(default, room) if default is not None else room
 
 
-def model_list(model: ModelCard, context_length: Callable[[], int | None]) -> Sequence[dict[str, Any]]:
+def model_list(model: ModelCard, context_length: int | None) -> list[dict[str, Any]]:
     """GET /v1/models"""
     return [
         {
@@ -190,6 +194,6 @@ def model_list(model: ModelCard, context_length: Callable[[], int | None]) -> Se
             "object": "model",
             "created": model.created,
             "owned_by": "pdmux-ray",
-            "max_model_len": context_length(),
+            "max_model_len": context_length,
         }
     ]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import uuid
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI
@@ -33,8 +35,8 @@ class Gateway:
         self.api_keys = _api_keys(config.api_keys_env)
         self.max_body_bytes = config.max_body_bytes
         self._model = model
-        self._links = Links(instances, gateway_id, config.discovery_period_s, stall_timeout_s)
-        self._metrics = GatewayMetrics(gateway_id, self._links.loads)
+        self._links = Links(partial(_describe_all, instances), gateway_id, config.discovery_period_s, stall_timeout_s)
+        self._metrics = GatewayMetrics(gateway_id, self._links.loads, self._links.figures)
         self._completions = Completions(model, config, Tokenizer.load(model.directory), self._links, self._metrics)
         self._links.start()
 
@@ -48,10 +50,10 @@ class Gateway:
         return await self._completions.complete(raw)
 
     def models(self) -> list[dict[str, Any]]:
-        return list(model_list(self._model, self._links.context_length))
+        return model_list(self._model, self._links.context_length())
 
-    def health(self) -> dict[str, str]:
-        return self._links.troubles() if self._links.by_id else {"all": "no instance is linked yet"}
+    def health(self) -> tuple[bool, dict[str, str]]:
+        return self._links.open(), self._links.troubles() if self._links.by_id else {"all": "no instance is linked yet"}
 
     def exposition(self) -> bytes:
         return self._metrics.exposition()
@@ -59,6 +61,23 @@ class Gateway:
     async def __del__(self) -> None:
         if hasattr(self, "_links"):  # not when the constructor failed
             await self._links.close()
+
+
+async def _describe_all(instances: DeploymentHandle, timeout_s: float) -> list[Any]:
+    """What each instance says of itself; those that have not answered in time are left out.
+
+    Not `results_async`, whose timeout gives up every answer because of one: a replica that hangs would hide all others.
+    """
+    async with asyncio.timeout(timeout_s):
+        calls = await instances.broadcast("describe")._fetch_replica_results_async()
+    tasks = [asyncio.ensure_future(call.get_async()) for call in calls]
+    if not tasks:
+        return []
+    answered, hanging = await asyncio.wait(tasks, timeout=timeout_s)
+    for task in hanging:
+        task.cancel()
+    await asyncio.gather(*hanging, return_exceptions=True)
+    return [task.result() for task in answered if task.exception() is None]
 
 
 def _api_keys(variable: str | None) -> frozenset[bytes]:

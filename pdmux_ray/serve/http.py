@@ -30,15 +30,19 @@ class Backend(Protocol):
 
     def models(self) -> list[dict[str, Any]]: ...
 
-    def health(self) -> dict[str, str]:
-        """What is wrong, by instance; empty when all is well."""
+    def health(self) -> tuple[bool, dict[str, str]]:
+        """Whether requests can be served now, and what is wrong by instance."""
 
     def exposition(self) -> bytes: ...
 
 
 def build_http_app(gateway: Backend) -> FastAPI:
     """Open to everyone: /health and /version. All else, also /metrics (it tells how much traffic there is), asks for a key
-    when keys are configured."""
+    when keys are configured.
+
+    /health is 200 exactly while a completion would be routed: there is an instance whose step loop is known to go round and
+    that takes requests. What is wrong with each of the others is in the body, also then.
+    """
     app = FastAPI(title="pdmux-ray", version=__version__, openapi_url=None)
     app.add_exception_handler(Exception, _on_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
@@ -60,10 +64,8 @@ def build_http_app(gateway: Backend) -> FastAPI:
         return _response(problem(UnknownModelError(f"The model {model_id!r} does not exist.", "model")))
 
     async def health() -> Response:
-        troubles = gateway.health()
-        if troubles:
-            return JSONResponse({"status": "unhealthy", "instances": troubles}, 503)
-        return JSONResponse({"status": "ok"})
+        well, troubles = gateway.health()
+        return JSONResponse({"status": "ok" if well else "unhealthy", "troubles": troubles}, 200 if well else 503)
 
     async def version() -> dict[str, str]:
         return {"version": __version__}

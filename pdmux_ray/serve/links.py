@@ -1,4 +1,7 @@
-"""A gateway's links to the instances: finds them, keeps a line to each, hands each token to whoever waits for it."""
+"""A gateway's links to the instances: finds them, keeps a line to each, hands each token to whoever waits for it.
+
+Knows nothing of ray: who lists the instances is given to it.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,9 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Sequence
-from typing import Any
-
-from ray.serve.handle import DeploymentHandle
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 from pdmux_ray.errors import InstanceUnavailableError
 from pdmux_ray.policy.decisions import RouteChoice, Unfit
@@ -17,12 +19,17 @@ from pdmux_ray.policy.routing import FitnessLimits, choose_instance, unfit
 from pdmux_ray.policy.views import InstanceView
 from pdmux_ray.serve import wire
 from pdmux_ray.serve.answer import Mailbox
-from pdmux_ray.serve.channel import SILENCE_LIMIT_S, Line
+from pdmux_ray.serve.channel import Line
 from pdmux_ray.types import Load, NewRequest
 
 SILENCE_S = 5.0  # an instance that sends nothing for so long (heartbeats come every second) is not given requests
 
 LONELY_PERIOD_S = 0.5  # discovery while no instance is linked
+
+MIN_RETRY_S, MAX_RETRY_S = 0.5, 30.0  # before a line that did not last is tried again; doubles with each failure
+
+# Seconds to wait at most -> what each instance says of itself (`Instance.describe`), or the error it answered with.
+DescribeAll: TypeAlias = Callable[[float], Awaitable[Sequence[Any]]]
 
 log = logging.getLogger("ray.serve")
 
@@ -34,12 +41,14 @@ class Link:
         self.instance_id: str = description["instance_id"]
         self.context_length: int = description["context_length"]
         self.vocab_size: int = description["vocab_size"]
-        self.problem: str | None = description["problem"]  # the engine's own word, of the last discovery round
+        self.max_waiting: int = description["max_waiting"]
+        self.ailing: bool = description["ailing"]  # the engine's own word, of the last discovery round
         self.load: Load | None = None  # None until the line is up
-        self.load_s = time.monotonic()  # when `load` came
+        self.since_s = self.load_s = time.monotonic()  # load_s: when `load` came
         self.on_their_way = 0  # requests in a submit that is not answered yet
         self.leaving = False
-        self.line = Line(self.on_step, self.on_leaving)
+        self.figures: wire.Figures = {}  # the engine's counters, about a second old
+        self.line = Line(self)
         self._mailboxes: dict[str, tuple[Mailbox, int]] = {}  # request id -> (mailbox, choice index)
 
     def on_step(self, load: wire.PackedLoad, events: Sequence[wire.Event]) -> None:
@@ -51,6 +60,9 @@ class Link:
             target = mailboxes.pop(event[0], None) if wire.is_last(event) else mailboxes.get(event[0])
             if target is not None:
                 target[0].put(target[1], event)
+
+    def on_figures(self, figures: wire.Figures) -> None:
+        self.figures = figures
 
     def on_leaving(self) -> None:
         self.leaving = True
@@ -68,11 +80,11 @@ class Link:
             on_their_way=self.on_their_way,
             line_is_up=load is not None,
             leaving=self.leaving,
-            ailing=self.problem is not None,
+            ailing=self.ailing,
         )
 
     def trouble(self, limits: FitnessLimits) -> str | None:
-        """What is wrong with it, in words; None when it is well, also when it is well but leaving."""
+        """Why it is given no requests, in words that a client may read; None when it is."""
         view = self.view()
         match unfit(view, limits):
             case Unfit.NO_LINE:
@@ -82,16 +94,18 @@ class Link:
             case Unfit.STALLED:
                 return f"the step under way has taken {view.step_age_s + view.silence_s:.1f} s"
             case Unfit.AILING:
-                return self.problem
+                return "its engine is not well; its log says why"
+            case Unfit.LEAVING:
+                return "it is leaving"
         return None
 
-    async def submit(self, requests: Sequence[NewRequest], mailbox: Mailbox) -> None:
-        """All or none. Raises what the instance refuses with, or InstanceUnavailableError."""
+    async def submit(self, requests: Sequence[NewRequest], mailbox: Mailbox, left_s: float) -> None:
+        """All or none; the engine ends them after `left_s`. Raises what it refuses with, or InstanceUnavailableError."""
         ids = [request.request_id for request in requests]
         self._mailboxes.update((request_id, (mailbox, index)) for index, request_id in enumerate(ids))
         self.on_their_way += len(ids)
         try:
-            refusal = await self.line.submit([wire.pack_request(request) for request in requests])
+            refusal = await self.line.submit(wire.pack_submission(requests, left_s))
             if refusal is not None:
                 raise wire.unpack_refusal(refusal)
         except BaseException:
@@ -107,24 +121,35 @@ class Link:
         if request_ids:
             self.line.abort(request_ids)
 
-    def fail(self, why: str) -> None:
-        """The line is down for good."""
-        log.warning("The line to instance %s is lost (%s); %d requests fail.", self.instance_id, why, len(self._mailboxes))
+    def fail(self) -> int:
+        """The line is down for good. How many requests that ends."""
+        failed = len(self._mailboxes)
         for mailbox, _ in self._mailboxes.values():
             mailbox.fail(InstanceUnavailableError("The instance that served this request went away. Send it again."))
         self._mailboxes.clear()
+        return failed
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """How the line to an instance ended last."""
+
+    why: str
+    retry_s: float
+    again_s: float  # when it may be tried again
 
 
 class Links:
     """All links of one gateway. Owner: its event loop."""
 
-    def __init__(self, handle: DeploymentHandle, gateway_id: str, discovery_period_s: float, stall_timeout_s: float) -> None:
+    def __init__(self, describe_all: DescribeAll, gateway_id: str, discovery_period_s: float, stall_timeout_s: float) -> None:
         self.by_id: dict[str, Link] = {}
         self.gateway_id = gateway_id
-        self._handle = handle
+        self._describe_all = describe_all
         self._period_s = discovery_period_s
         self._limits = FitnessLimits(SILENCE_S, stall_timeout_s)
         self._rng = random.Random()
+        self._failures: dict[str, _Failure] = {}  # by instance id
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
@@ -139,14 +164,22 @@ class Links:
         """Instance id -> its newest load figures."""
         return {link.instance_id: link.load for link in self.by_id.values() if link.load is not None}
 
+    def figures(self) -> dict[str, wire.Figures]:
+        """Instance id -> its engine's counters."""
+        return {link.instance_id: link.figures for link in self.by_id.values()}
+
     def context_length(self) -> int | None:
         """Tokens, as the instances say; None while none is linked."""
         return min((link.context_length for link in self.by_id.values()), default=None)
 
     def troubles(self) -> dict[str, str]:
-        """Instance id -> what is wrong, for the instances that are not well."""
+        """Instance id -> why it is given no requests, for those that are not."""
         found = {link.instance_id: link.trouble(self._limits) for link in self.by_id.values()}
         return {instance_id: why for instance_id, why in found.items() if why is not None}
+
+    def open(self) -> bool:
+        """Whether `choose` finds an instance now."""
+        return any(unfit(link.view(), self._limits) is None for link in self.by_id.values())
 
     def choose(self) -> tuple[Link, RouteChoice]:
         """Raises InstanceUnavailableError that says what is wrong with each instance."""
@@ -158,47 +191,51 @@ class Links:
     def _summary(self) -> str:
         if not self.by_id:
             return "none is linked"
-        return "; ".join(f"{instance_id}: {why}" for instance_id, why in self.troubles().items()) or "all are leaving"
+        return "; ".join(f"{instance_id}: {why}" for instance_id, why in self.troubles().items())
 
     async def _discover(self) -> None:
         while True:
             try:
-                answers = await self._handle.broadcast("describe").results_async(
-                    timeout_s=max(2.0, 2 * self._period_s), return_exceptions=True
-                )
-            except Exception as error:  # no replica yet, or one does not answer: the lines show who is well
+                for answer in await self._describe_all(max(2.0, 2 * self._period_s)):
+                    if isinstance(answer, dict):
+                        self._meet(answer)
+            except Exception as error:  # there is no replica yet, say; the lines themselves show who is well
                 log.debug("Listing the instances failed: %r", error)
-                answers = []
-            for answer in answers:
-                if isinstance(answer, dict):
-                    self._meet(answer)
-            for link in self.by_id.values():
-                self._keep_alive(link)
             await asyncio.sleep(self._period_s if self.by_id else min(self._period_s, LONELY_PERIOD_S))
 
     def _meet(self, description: dict[str, Any]) -> None:
-        link = self.by_id.get(description["instance_id"])
+        instance_id = description["instance_id"]
+        link = self.by_id.get(instance_id)
         if link is not None:
-            link.problem = description["problem"]
+            link.ailing = description["ailing"]
             return
-        link = self.by_id[description["instance_id"]] = Link(description)
-        self._keep(asyncio.create_task(self._follow(link, *description["address"])))
+        failure = self._failures.get(instance_id)
+        if failure is None or time.monotonic() >= failure.again_s:
+            link = self.by_id[instance_id] = Link(description)
+            self._keep(asyncio.create_task(self._follow(link, *description["address"])))
 
     async def _follow(self, link: Link, host: str, port: int, token: str) -> None:
         """Until the line ends. Discovery links the instance again if it is still there."""
         why = "this gateway stops"
         try:
             await link.line.listen(host, port, token, self.gateway_id)
-        except ConnectionError as error:
-            why = str(error)
+        except Exception as error:  # a peer that speaks nonsense may cause any
+            why = str(error) if isinstance(error, ConnectionError) else repr(error)
         finally:
             del self.by_id[link.instance_id]
-            link.fail(why)
+            self._put_off(link, why, link.fail())
 
-    def _keep_alive(self, link: Link) -> None:
-        if time.monotonic() - link.load_s > SILENCE_LIMIT_S:
-            link.line.hang_up()
-        link.line.ping()
+    def _put_off(self, link: Link, why: str, failed: int) -> None:
+        """Notes a line's end. An instance whose lines do not last is tried less and less often, and logged once per reason."""
+        now_s = time.monotonic()
+        last = self._failures.get(link.instance_id)
+        if last is not None and now_s - link.since_s > MAX_RETRY_S:
+            last = None
+        if failed or last is None or last.why != why:
+            log.warning("The line to instance %s is lost (%s); %d requests fail.", link.instance_id, why, failed)
+        retry_s = min(2 * last.retry_s, MAX_RETRY_S) if last is not None else MIN_RETRY_S
+        recent = {key: failure for key, failure in self._failures.items() if now_s < failure.again_s + 2 * MAX_RETRY_S}
+        self._failures = recent | {link.instance_id: _Failure(why, retry_s, now_s + retry_s)}
 
     def _keep(self, task: asyncio.Task[None]) -> None:
         self._tasks.add(task)

@@ -48,7 +48,7 @@ _INVALID = "invalid_request_error"
 
 
 def problem(error: BaseException) -> Problem:
-    """An error of this project's as its client sees it; anything else is a 500 that gives nothing away."""
+    """An error that is meant for clients, as they see it; any other, also of this project's, is a 500 that tells nothing."""
     message = str(error)
     match error:
         case UnknownModelError():
@@ -68,8 +68,6 @@ def problem(error: BaseException) -> Problem:
             return Problem(503, "server_error", message, None, "unavailable", {"retry-after": "1"})
         case DeadlineError():
             return Problem(504, "server_error", message, None, "timeout")
-        case PdmuxError():
-            return Problem(500, "server_error", message)
     return Problem(500, "server_error", "The server met an error of its own; its log has the details.")
 
 

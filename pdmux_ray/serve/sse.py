@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator
+import logging
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Any
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
+
+log = logging.getLogger("ray.serve")
 
 DONE = b"data: [DONE]\n\n"
 
@@ -42,20 +45,29 @@ class EventStream(Response):
     """Sends each chunk as it comes, in one ASGI message.
 
     Leaner per chunk than a StreamingResponse: no task group, no listener. The server notices a client that goes away, and
-    cancels the handler; the generator is closed then, too.
+    cancels the handler; the generator is closed then, too. `on_end` is called however it ends, also when it is cancelled before
+    the generator has begun. At `cut_s` (the loop's clock) it ends in any case: also a client that does not read.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, chunks: AsyncGenerator[bytes, None], headers: dict[str, str] | None = None) -> None:
-        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"} | (headers or {}))
+    def __init__(self, chunks: AsyncGenerator[bytes, None], on_end: Callable[[], None], cut_s: float) -> None:
+        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
         del self.headers["content-length"]
         self._chunks = chunks
+        self._on_end = on_end
+        self._cut_s = cut_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         # In a task of its own, because waking a task resumes every coroutine on its stack: under a web framework and Serve
         # those are some thirty, for each token. Cancelling this handler cancels the task that it awaits.
-        await asyncio.create_task(self._send_all(send))
+        try:
+            async with asyncio.timeout_at(self._cut_s):
+                await asyncio.create_task(self._send_all(send))
+        except TimeoutError:
+            log.warning("A client did not read its answer to the end in time; the answer is cut off.")
+        finally:
+            self._on_end()
 
     async def _send_all(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})

@@ -1,10 +1,13 @@
 """How the types of the engine travel between gateway and instance: as what JSON has, because it is packed on every step.
 
-load      the fields of `types.Load`, in order
-event     `(request_id, token)` in the common case, else `(request_id, token, logprobs, finish, error, cached_tokens)` as in
-          `types.TokenEvent`, where logprobs is `(logprob, ((token id, logprob), ...))` and finish a `FinishReason` value
-request   the fields of `types.NewRequest` by name, without `sink` and `deadline_s`
-refusal   `(class name, message, attributes)` of the error
+load        the fields of `types.Load`, in order
+event       `(request_id, token)` in the common case, else `(request_id, token, logprobs, finish, error, cached_tokens)` as in
+            `types.TokenEvent`, where logprobs is `(logprob, ((token id, logprob), ...))`, finish a `FinishReason` value and
+            error `(class name, message)`
+submission  `{"left_s": seconds until the deadline, "prompts": [[token ids, [[request_id, sampling params], ...]], ...]}`: each
+            distinct prompt once. Seconds left, because the two ends' clocks have nothing in common.
+figures     `engine.counters.Counters.figures()`
+refusal     `(class name, message, attributes)` of the error
 """
 
 from __future__ import annotations
@@ -13,12 +16,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, TypeAlias
 
-from pdmux_ray.errors import ContextLengthError, InstanceUnavailableError, PdmuxError, QueueFullError, RequestError
+from pdmux_ray.errors import (
+    ContextLengthError,
+    DeadlineError,
+    InstanceUnavailableError,
+    PdmuxError,
+    QueueFullError,
+    RequestError,
+)
 from pdmux_ray.types import Load, NewRequest, SamplingParams, TokenEvent
+
+# Of everything that goes over a line, its frames (`channel`) included. Raise it with every change of meaning or shape.
+# 1  one copy of the prompt per request, no deadline (never announced: its hello carries no version)
+# 2  hello with a version, submissions with a deadline and each prompt once, errors with a class, counters once a second
+VERSION = 2
 
 Event: TypeAlias = Sequence[Any]
 PackedLoad: TypeAlias = Sequence[Any]
+Submission: TypeAlias = Mapping[str, Any]
 Refusal: TypeAlias = Sequence[Any]
+Figures: TypeAlias = Mapping[str, int | Mapping[str, int]]
 
 _REFUSALS: dict[str, type[PdmuxError]] = {
     kind.__name__: kind for kind in (RequestError, ContextLengthError, QueueFullError, InstanceUnavailableError)
@@ -34,7 +51,7 @@ def pack_event(event: TokenEvent) -> Event:
         event.token,
         (logprobs.logprob, logprobs.top) if logprobs is not None else None,
         event.finish.value if event.finish is not None else None,
-        event.error,
+        (event.error_type, event.error) if event.error is not None else None,
         event.cached_tokens,
     )
 
@@ -52,15 +69,38 @@ def unpack_load(load: PackedLoad) -> Load:
     return Load(*load)
 
 
-def pack_request(request: NewRequest) -> dict[str, Any]:
-    return {"request_id": request.request_id, "prompt": request.prompt, "params": asdict(request.params)}
+def unpack_error(error: Sequence[Any]) -> PdmuxError:
+    """Of an event. What the engine says of any other error than a deadline is for its log, not for a client."""
+    name, message = error
+    if name == DeadlineError.__name__:
+        return DeadlineError(message)
+    if name == InstanceUnavailableError.__name__:
+        return InstanceUnavailableError("The instance that served this request stopped. Send it again.")
+    return PdmuxError(message)
 
 
-def unpack_request(request: Mapping[str, Any], sink: str) -> NewRequest:
-    """Raises RequestError for sampling parameters out of range."""
-    params = dict(request["params"])
-    params["stop_token_ids"] = tuple(params["stop_token_ids"])
-    return NewRequest(request["request_id"], tuple(request["prompt"]), SamplingParams(**params), sink)
+def pack_submission(requests: Sequence[NewRequest], left_s: float) -> Submission:
+    """The requests of one HTTP request, which has `left_s` left for all of them. Their own `deadline_s` and `sink` stay."""
+    prompts: dict[tuple[int, ...], list[Any]] = {}
+    for request in requests:
+        prompts.setdefault(request.prompt, []).append((request.request_id, asdict(request.params)))
+    return {"left_s": left_s, "prompts": list(prompts.items())}
+
+
+def unpack_submission(submission: Submission, sink: str, now_s: float) -> list[NewRequest]:
+    """`now_s` is on the engine's clock. Raises RequestError for sampling parameters out of range."""
+    deadline_s = now_s + submission["left_s"]
+    requests = []
+    for tokens, asks in submission["prompts"]:
+        prompt = tuple(tokens)
+        for request_id, packed in asks:
+            params = SamplingParams(**packed | {"stop_token_ids": tuple(packed["stop_token_ids"])})
+            requests.append(NewRequest(request_id, prompt, params, sink, deadline_s))
+    return requests
+
+
+def request_ids(submission: Submission) -> list[str]:
+    return [request_id for _, asks in submission["prompts"] for request_id, _ in asks]
 
 
 def pack_refusal(error: PdmuxError) -> Refusal:

@@ -35,9 +35,9 @@ class App:
     def openai(self, key: str = "none") -> OpenAI:
         return OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=60)
 
-    def metric(self, name: str, labels: str = "") -> float:
+    def metric(self, name: str, labels: str = "", key: str = "") -> float:
         """Sum of the series on /metrics whose labels contain `labels`."""
-        text = _http.get(f"{self.url}/metrics").text
+        text = _http.get(f"{self.url}/metrics", headers={"authorization": f"Bearer {key}"} if key else {}).text
         return sum(map(float, re.findall(rf"^{name}\{{[^}}]*{re.escape(labels)}[^}}]*\}} (\S+)$", text, re.MULTILINE)))
 
     def busy(self) -> bool:
@@ -68,7 +68,7 @@ CONFIGS = {
     "/keyed": AppConfig(
         served_model_name="demo",
         instances=2,
-        engine=fake_engine(max_batch=1, max_waiting=1, prefix_cache=False),
+        engine=fake_engine(max_batch=1, max_waiting=2, prefix_cache=False),
         gateway=GatewayConfig(api_keys_env=KEYS_ENV),
     ),
     "/slow": AppConfig(
@@ -117,7 +117,7 @@ def app(served: str) -> Iterator[App]:
 
 @pytest.fixture
 def keyed(served: str) -> App:
-    """Asks for a key; two instances that take one request each and let one wait."""
+    """Asks for a key; two instances that run one request each and let two wait."""
     app = App(f"{served}/keyed")
     app.wait_until_healthy()
     return app

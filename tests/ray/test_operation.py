@@ -52,6 +52,8 @@ def test_the_metrics_parse_and_count(app: App) -> None:
     assert app.metric("pdmux_generated_tokens_total") == before + 12
     assert families["pdmux_time_to_first_token_seconds"].type == "histogram"
     assert families["pdmux_requests"].type == "counter"
+    assert families["pdmux_steps"].samples[0].labels.keys() == {"gateway", "instance", "reason"}
+    wait_until(lambda: app.metric("pdmux_engine_generated_tokens_total") >= 12, 5)
     assert families["pdmux_instance_free_pages"].samples[0].labels.keys() == {"gateway", "instance"}
 
 
@@ -67,7 +69,7 @@ def test_health_turns_503_while_the_engine_stalls_and_says_why(slow: App) -> Non
     asking = threading.Thread(target=httpx.post, args=(f"{slow.url}/v1/completions",), kwargs={"json": body, "timeout": 30})
     asking.start()
     wait_until(lambda: httpx.get(f"{slow.url}/health").status_code == 503, 5)
-    assert "step" in next(iter(httpx.get(f"{slow.url}/health").json()["instances"].values()))
+    assert "step" in next(iter(httpx.get(f"{slow.url}/health").json()["troubles"].values()))
     asking.join()
     wait_until(lambda: httpx.get(f"{slow.url}/health").status_code == 200, 5)
 

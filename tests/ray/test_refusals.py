@@ -131,7 +131,7 @@ def test_a_full_queue_is_429_with_retry_after_and_the_others_finish(keyed: App) 
     def ask() -> None:
         results.append(httpx.post(f"{keyed.url}/v1/completions", json=body, headers=headers, timeout=60))
 
-    threads = [threading.Thread(target=ask) for _ in range(10)]  # two instances, each runs one and lets one wait
+    threads = [threading.Thread(target=ask) for _ in range(12)]  # two instances, each runs one and lets two wait
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -147,12 +147,30 @@ def test_a_full_queue_is_429_with_retry_after_and_the_others_finish(keyed: App) 
 
 def test_prompts_of_one_request_are_accepted_together_or_not_at_all(keyed: App) -> None:
     headers = {"authorization": "Bearer first-key"}
-    body = OK | {"prompt": ["a", "b", "c", "d", "e"], "max_tokens": 300}
-    response = httpx.post(f"{keyed.url}/v1/completions", json=body, headers=headers, timeout=60)
-    assert response.status_code == 429
-    after = httpx.post(f"{keyed.url}/v1/completions", json=OK, headers=headers, timeout=60)
+
+    def ask(prompts: list[str], tokens: int) -> httpx.Response:
+        body = OK | {"prompt": prompts, "max_tokens": tokens, "ignore_eos": True}
+        return httpx.post(f"{keyed.url}/v1/completions", json=body, headers=headers, timeout=60)
+
+    threads = [threading.Thread(target=ask, args=(["x"], 60)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    while keyed.metric("pdmux_instance_waiting_requests", key="first-key") < 2:  # one at each instance
+        time.sleep(0.01)
+    assert ask(["a", "b"], 300).status_code == 429
+    for thread in threads:
+        thread.join()
+    after = ask(["c"], 2)
     assert after.status_code == 200
-    assert after.elapsed.total_seconds() < 2  # none of the five was left running
+    assert after.elapsed.total_seconds() < 2  # neither of the two was left running
+
+
+def test_more_prompts_than_may_ever_wait_are_refused_for_good(keyed: App) -> None:
+    body = OK | {"prompt": ["a", "b", "c"]}
+    headers = {"authorization": "Bearer first-key"}
+    response = httpx.post(f"{keyed.url}/v1/completions", json=body, headers=headers, timeout=60)
+    assert response.status_code == 400
+    assert "engine.max_waiting" in response.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("key", ["", "wrong-key", "first-key,", "first"])

@@ -38,4 +38,4 @@ class LetterText:
 
 
 def metrics() -> GatewayMetrics:
-    return GatewayMetrics("gateway", dict)
+    return GatewayMetrics("gateway", dict, dict)

@@ -2,15 +2,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from pdmux_ray.errors import DeadlineError, InstanceUnavailableError, PdmuxError
+from pdmux_ray.serve import answer as answers
 from pdmux_ray.serve.answer import Answer
 from pdmux_ray.serve.generation import Choice
 from pdmux_ray.serve.replies import ChatReply
+from pdmux_ray.serve.sse import EventStream
 from tests.unit.serve.fakes import Letters, LetterText, metrics
 
 
@@ -24,7 +27,7 @@ class Desk:
             "chat",
             [Choice(index, f"r{index}", LetterText()) for index in range(choices)],
             prompt_tokens=3,
-            arrived_s=0.0,
+            arrived_s=time.monotonic(),
             timeout_s=timeout_s,
             metrics=self.metrics,
             leave=self.left.extend,
@@ -43,6 +46,14 @@ class Desk:
             last = finish is not None and position == len(text) - 1
             event: Sequence[Any] = (f"r{index}", ord(char), None, finish, None, None) if last else (f"r{index}", ord(char))
             self.answer.mailbox.put(index, event)
+
+    async def event_stream(self) -> EventStream:
+        """One token has come; nothing is sent yet."""
+        answer = await self.start()
+        self.say(0, "a")
+        reply = ChatReply("id", "m", 1, stream=True, usage_asked=False, names=Letters())
+        chunks = answer.chunks(reply, await answer.next(), usage_asked=False)
+        return EventStream(chunks, answer.close, answer.cut_s)
 
     async def stream(self) -> list[Any]:
         """Every event of the stream, as JSON or the closing word."""
@@ -115,19 +126,75 @@ async def test_an_error_after_streaming_began_is_an_event_without_done() -> None
 async def test_an_engine_error_ends_the_whole_request() -> None:
     desk = Desk(choices=2)
     answer = await desk.start()
-    answer.mailbox.put(0, ("r0", None, None, "error", "out of luck", None))
+    answer.mailbox.put(0, ("r0", None, None, "error", ("IntegrityError", "out of luck"), None))
     with pytest.raises(PdmuxError, match="out of luck"):
         await answer.next()
     answer.close()
     assert desk.left == ["r1"]
 
 
-async def test_a_request_that_runs_too_long_is_ended() -> None:
+async def test_a_deadline_in_the_engine_is_a_deadline_here() -> None:
+    desk = Desk()
+    answer = await desk.start()
+    answer.mailbox.put(0, ("r0", None, None, "error", ("DeadlineError", "after 3 tokens"), None))
+    with pytest.raises(DeadlineError, match="after 3 tokens"):
+        await answer.next()
+    answer.close()
+
+
+async def test_a_request_that_runs_too_long_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answers, "PATIENCE_S", 0.01)
     desk = Desk(timeout_s=0.01)
     answer = await desk.start()
     with pytest.raises(DeadlineError):
         await answer.next()
     answer.close()
+    assert desk.left == ["r0"]
+
+
+async def test_a_submit_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answers, "PATIENCE_S", 0.01)
+    desk = Desk(timeout_s=0.01)
+    with pytest.raises(DeadlineError):
+        await desk.answer.start(asyncio.Event().wait())
+    desk.answer.close()
+    assert 'outcome="failed"} 1.0' in desk.metrics.exposition().decode()
+
+
+async def test_closing_again_counts_nothing_twice() -> None:
+    desk = Desk()
+    answer = await desk.start()
+    answer.close()
+    answer.close()
+    assert desk.left == ["r0"]
+    assert 'pdmux_open_requests{gateway="gateway"} 0.0' in desk.metrics.exposition().decode()
+
+
+async def test_a_client_that_leaves_before_the_stream_has_begun_ends_its_engine_request() -> None:
+    desk = Desk()
+    stream = await desk.event_stream()
+
+    async def never(message: Any = None) -> Any:
+        raise AssertionError("nothing is sent or received")
+
+    sending = asyncio.create_task(stream({}, never, never))
+    asyncio.get_running_loop().call_soon(sending.cancel)  # after it has made the sending task, before that one runs
+    with pytest.raises(asyncio.CancelledError):
+        await sending
+    assert desk.left == ["r0"]
+    assert 'pdmux_open_requests{gateway="gateway"} 0.0' in desk.metrics.exposition().decode()
+
+
+async def test_a_client_that_does_not_read_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answers, "PATIENCE_S", 0.02)
+    desk = Desk(timeout_s=0.02)
+    stream = await desk.event_stream()
+
+    async def blocked(message: Any) -> None:
+        await asyncio.Event().wait()
+
+    async with asyncio.timeout(5):
+        await stream({}, blocked, blocked)  # type: ignore[arg-type]
     assert desk.left == ["r0"]
 
 

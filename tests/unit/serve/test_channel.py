@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from pdmux_ray.errors import InstanceUnavailableError, QueueFullError
-from pdmux_ray.serve import wire
+from pdmux_ray.errors import InstanceUnavailableError, QueueFullError, RequestError
+from pdmux_ray.serve import channel, wire
 from pdmux_ray.serve.channel import Line, Switchboard, pack
+from pdmux_ray.types import NewRequest, SamplingParams
 
 
 class EngineSeen:
@@ -20,9 +21,9 @@ class EngineSeen:
         self.aborted: list[str] = []
         self.refusal: wire.Refusal | None = None
 
-    def submit(self, sink: str, requests: Sequence[dict[str, Any]]) -> wire.Refusal | None:
+    def submit(self, sink: str, submission: wire.Submission) -> wire.Refusal | None:
         if self.refusal is None:
-            self.submitted += [(sink, request["request_id"]) for request in requests]
+            self.submitted += [(sink, request_id) for request_id in wire.request_ids(submission)]
         return self.refusal
 
     def abort(self, request_ids: Sequence[str]) -> None:
@@ -30,6 +31,9 @@ class EngineSeen:
 
     def load(self) -> wire.PackedLoad:
         return (len(self.submitted), 0, 10, 10, 0, 0.0)
+
+    def figures(self) -> wire.Figures:
+        return {"pdmux_preemptions_total": 7}
 
 
 class Caller:
@@ -39,13 +43,17 @@ class Caller:
         self.events: list[wire.Event] = []
         self.loads: list[Any] = []
         self.left = False
-        self.line = Line(self._step, self._leave)
+        self.figures: list[wire.Figures] = []
+        self.line = Line(self)
 
-    def _step(self, load: list[Any], events: list[wire.Event]) -> None:
+    def on_figures(self, figures: wire.Figures) -> None:
+        self.figures.append(figures)
+
+    def on_step(self, load: wire.PackedLoad, events: Sequence[wire.Event]) -> None:
         self.loads.append(load)
         self.events += events
 
-    def _leave(self) -> None:
+    def on_leaving(self) -> None:
         self.left = True
 
 
@@ -73,12 +81,16 @@ async def until(condition: Any) -> None:
             await asyncio.sleep(0.001)
 
 
-REQUEST = {"request_id": "r", "prompt": [1], "params": {}}
+def asking(*request_ids: str) -> wire.Submission:
+    return wire.pack_submission([NewRequest(request_id, (1,), SamplingParams()) for request_id in request_ids], left_s=60.0)
+
+
+REQUEST = asking("r")
 
 
 async def test_a_request_is_accepted_and_its_tokens_come_back() -> None:
     async with connected() as (engine, board, caller, _):
-        assert await caller.line.submit([REQUEST]) is None
+        assert await caller.line.submit(REQUEST) is None
         sink, request_id = engine.submitted[0]
         assert request_id == "r"
         await asyncio.to_thread(board.deliver, sink, [("r", 5)])
@@ -89,7 +101,7 @@ async def test_a_request_is_accepted_and_its_tokens_come_back() -> None:
 async def test_a_refusal_comes_back_with_fresh_load_figures() -> None:
     async with connected() as (engine, _, caller, _):
         engine.refusal = wire.pack_refusal(QueueFullError(3, 1.0))
-        refusal = await caller.line.submit([REQUEST])
+        refusal = await caller.line.submit(REQUEST)
         assert refusal is not None
         assert isinstance(wire.unpack_refusal(refusal), QueueFullError)
         assert caller.loads[-1] == [0, 0, 10, 10, 0, 0.0]
@@ -97,7 +109,7 @@ async def test_a_refusal_comes_back_with_fresh_load_figures() -> None:
 
 async def test_a_gateway_that_goes_away_has_its_unfinished_requests_aborted() -> None:
     async with connected() as (engine, board, caller, listening):
-        await caller.line.submit([REQUEST, REQUEST | {"request_id": "s"}])
+        await caller.line.submit(asking("r", "s"))
         board.deliver(engine.submitted[0][0], [("r", 5, None, "stop", None, None)])
         await until(lambda: caller.events)
         listening.cancel()
@@ -107,7 +119,7 @@ async def test_a_gateway_that_goes_away_has_its_unfinished_requests_aborted() ->
 
 async def test_an_abort_never_overtakes_its_submit() -> None:
     async with connected() as (engine, _, caller, _):
-        submitting = asyncio.create_task(caller.line.submit([REQUEST]))
+        submitting = asyncio.create_task(caller.line.submit(REQUEST))
         await asyncio.sleep(0)
         submitting.cancel()
         caller.line.abort(["r"])
@@ -119,11 +131,11 @@ async def test_an_instance_that_goes_away_fails_the_submit_under_way() -> None:
     async with connected() as (engine, board, caller, listening):
         engine.submit = lambda sink, requests: board.close()  # type: ignore[method-assign,assignment,return-value]
         with pytest.raises(InstanceUnavailableError):
-            await caller.line.submit([REQUEST])
+            await caller.line.submit(REQUEST)
         with pytest.raises(ConnectionError):
             await listening
         with pytest.raises(InstanceUnavailableError):
-            await caller.line.submit([REQUEST])
+            await caller.line.submit(REQUEST)
 
 
 async def test_a_caller_without_the_password_is_hung_up_on() -> None:
@@ -141,14 +153,68 @@ async def test_noise_on_the_port_hurts_nobody(noise: bytes) -> None:
         with suppress(ConnectionError):
             assert await asyncio.wait_for(reader.read(), 5) == b""
         writer.close()
-        assert await caller.line.submit([REQUEST]) is None
+        assert await caller.line.submit(REQUEST) is None
 
 
 async def test_a_draining_instance_tells_its_gateways_and_waits_for_their_requests() -> None:
     async with connected() as (engine, board, caller, _):
-        await caller.line.submit([REQUEST])
+        await caller.line.submit(REQUEST)
         draining = asyncio.create_task(board.drain(5.0))
         await until(lambda: caller.left)
         assert not draining.done()
         board.deliver(engine.submitted[0][0], [("r", None, None, "stop", None, None)])
         await draining
+
+
+async def test_a_quiet_line_stays_up_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channel, "HEARTBEAT_S", 0.02)
+    monkeypatch.setattr(channel, "SILENCE_LIMIT_S", 0.1)
+    async with connected() as (_, _, caller, listening):
+        await asyncio.sleep(0.5)
+        assert not listening.done()
+        assert caller.figures[-1] == {"pdmux_preemptions_total": 7}
+        assert await caller.line.submit(REQUEST) is None
+
+
+async def test_an_instance_that_falls_silent_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def mute(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+
+    monkeypatch.setattr(channel, "HEARTBEAT_S", 0.02)
+    monkeypatch.setattr(channel, "SILENCE_LIMIT_S", 0.1)
+    async with await asyncio.start_server(mute, "127.0.0.1", 0) as server:
+        with pytest.raises(ConnectionError):
+            async with asyncio.timeout(5):
+                await Caller().line.listen("127.0.0.1", server.sockets[0].getsockname()[1], "token", "g")
+
+
+async def test_a_request_too_large_for_the_line_is_refused_and_the_line_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with connected() as (engine, _, caller, listening):
+        monkeypatch.setattr(channel, "MAX_FRAME_BYTES", 5000)
+        with pytest.raises(RequestError, match="at most 5000"):
+            await caller.line.submit(asking(*(f"r{number}" for number in range(100))))
+        assert await caller.line.submit(REQUEST) is None
+        assert [request_id for _, request_id in engine.submitted] == ["r"]
+        assert not listening.done()
+
+
+async def test_a_gateway_of_another_version_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    board = Switchboard(EngineSeen())
+    await board.open("127.0.0.1")
+    reader, writer = await asyncio.open_connection("127.0.0.1", board.port)
+    writer.write(pack(["hello", wire.VERSION + 1, board.token, "g"]))
+    kind, why = await channel.read(reader)
+    assert kind == "refused"
+    assert f"version {wire.VERSION}" in why
+    writer.close()
+    board.close()
+
+
+@pytest.mark.parametrize("frame", [["submit", 1, {"nothing": 1}], ["submit"], ["abort", 5], [5]])
+async def test_nonsense_from_a_gateway_ends_its_line_at_most(frame: list[Any]) -> None:
+    async with connected() as (_, board, caller, _):
+        _, writer = await asyncio.open_connection("127.0.0.1", board.port)
+        writer.write(pack(["hello", wire.VERSION, board.token, "other"]) + pack(frame))
+        await asyncio.sleep(0.02)
+        assert await caller.line.submit(REQUEST) is None
+        writer.close()

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -99,8 +100,9 @@ async def test_an_event_stream_sends_every_chunk_in_one_message_and_closes_its_s
     async def receive() -> Any:
         raise AssertionError("an event stream reads nothing")
 
-    await sse.EventStream(chunks())({"type": "http"}, receive, send)
+    end_s = asyncio.get_running_loop().time() + 60
+    await sse.EventStream(chunks(), lambda: closed.append(True), end_s)({"type": "http"}, receive, send)
     assert [message.get("body") for message in sent] == [None, b"data: 1\n\n", b"data: 2\n\n", b""]
     assert [message.get("more_body") for message in sent] == [None, True, True, False]
     assert (b"content-type", b"text/event-stream; charset=utf-8") in sent[0]["headers"]
-    assert closed
+    assert closed == [True, True]  # the generator, then the answer behind it

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -37,8 +38,37 @@ def test_everything_else_about_a_token_travels_too() -> None:
 def test_a_load_and_a_request_arrive_as_they_left() -> None:
     load = Load(1, 2, 3, 4, 5, 0.5)
     assert wire.unpack_load(travel(wire.pack_load(load))) == load
-    request = NewRequest("r", (1, 2), SamplingParams(max_tokens=5, stop_token_ids=(7,), temperature=0.5, logprobs=2), "sink")
-    assert wire.unpack_request(travel(wire.pack_request(request)), "sink") == request
+    request = NewRequest("r", (1, 2), SamplingParams(max_tokens=5, stop_token_ids=(7,), temperature=0.5, logprobs=2))
+    submission = travel(wire.pack_submission([request], left_s=2.5))
+    assert wire.unpack_submission(submission, "sink", now_s=100.0) == [replace(request, sink="sink", deadline_s=102.5)]
+
+
+def test_a_prompt_travels_once_however_many_choices_it_has() -> None:
+    requests = [NewRequest(f"r{i}", prompt, SamplingParams(seed=i)) for i, prompt in enumerate([(1, 2)] * 3 + [(3,)])]
+    submission = travel(wire.pack_submission(requests, left_s=1.0))
+    assert [prompt for prompt, _ in submission["prompts"]] == [[1, 2], [3]]
+    assert wire.request_ids(submission) == ["r0", "r1", "r2", "r3"]
+    assert [(r.prompt, r.params.seed) for r in wire.unpack_submission(submission, "", 0.0)] == [
+        (r.prompt, r.params.seed) for r in requests
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "status", "shown"),
+    [
+        ("DeadlineError", 504, True),
+        ("InstanceUnavailableError", 503, False),
+        ("IntegrityError", 500, False),
+        (None, 500, False),
+    ],
+)
+def test_an_engines_error_has_its_status_and_only_a_deadlines_words_reach_the_client(
+    name: str | None, status: int, shown: bool
+) -> None:
+    event = TokenEvent("r", finish=FinishReason.ERROR, error="page 7 of r3", error_type=name)
+    known = problem(wire.unpack_error(travel(wire.pack_event(event))[4]))
+    assert known.status == status
+    assert ("page 7" in str(known.body())) is shown
 
 
 @pytest.mark.parametrize(
