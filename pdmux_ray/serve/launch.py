@@ -37,7 +37,7 @@ from pdmux_ray.serve import descendants, modes
 START_TIMEOUT_S = 600.0
 # Times to stop, longest first. An answer may take gateway.request_timeout_s, and HAProxy keeps its connection as long when it
 # reloads. A replica that Serve stops while the server runs on gets its deployment's graceful_shutdown_timeout_s (app.py), of
-# which an instance gives DRAIN_S (instance.py) to open answers. When the whole server is to stop, nobody waits for answers:
+# which an instance gives most to open answers. When the whole server is to stop, nobody waits for answers:
 STOP_GRACE_S = 10.0  # for Serve to end its replicas; what is left then is killed
 MAX_FOLDER_CHARS = 20  # of the temporary folder: Ray and HAProxy put long names of sockets into it
 
