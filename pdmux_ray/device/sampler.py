@@ -5,8 +5,8 @@ Log probabilities are those of the raw logits, before any of it.
 
 The kept tokens are ordered by falling probability and `uniform(seed, position)` is looked up in their cumulated mass. The
 vocabulary is not sorted for that: the best `CANDIDATES` tokens are, and the mass of the whole row is known exactly. Should
-the number fall beyond the candidates, then without a filter the others follow in the order of their ids, and with one the
-row is sorted whole.
+the number fall beyond the candidates, then without a filter the others follow in the order of their ids, and with one more
+candidates are sorted, in the end the whole row.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from pdmux_ray.engine.runner import SequenceView, StepOutput
 from pdmux_ray.types import MAX_LOGPROBS, SamplingParams, TokenLogprobs
 
 CANDIDATES = 256
+MORE_CANDIDATES = 4096
 
 Floats = npt.NDArray[np.float64]
 
@@ -93,15 +94,18 @@ def _draw(logits: Tensor, sequences: Sequence[SequenceView]) -> list[int]:
 
 def _draw_beyond(logprobs: Tensor, candidates: npt.NDArray[np.int64], params: SamplingParams, number: float) -> int:
     """The token for a row [V] whose candidates did not suffice."""
-    values = logprobs.cpu().numpy().astype(np.float64)
     if params.top_k == 0 and params.top_p == 1.0 and params.min_p == 0.0:
+        values = logprobs.cpu().numpy().astype(np.float64)
         order = np.concatenate([candidates, np.delete(np.arange(len(values)), candidates)])
         mass = np.exp(values[order]).cumsum()
         return int(order[_find(mass, number)])
-    order = np.argsort(-values, kind="stable")
-    at = _pick(values[order], params, number, whole=True)
-    assert at is not None
-    return int(order[at])
+    count, at = MORE_CANDIDATES, None
+    while at is None:  # ends: the whole row always suffices
+        count = min(count, len(logprobs))
+        best, ids = logprobs.topk(count)
+        at = _pick(best.cpu().numpy().astype(np.float64), params, number, whole=count == len(logprobs))
+        count *= 16
+    return int(ids[at])
 
 
 def _pick(logprobs: Floats, params: SamplingParams, number: float, whole: bool) -> int | None:

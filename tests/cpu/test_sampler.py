@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pdmux_ray.device.penalties import Penalties
-from pdmux_ray.device.sampler import CANDIDATES, Sampler
+from pdmux_ray.device.sampler import CANDIDATES, MORE_CANDIDATES, Sampler
 from pdmux_ray.device.uniform import uniform
 from pdmux_ray.types import SamplingParams
 
@@ -91,14 +91,15 @@ def test_tokens_come_with_the_probability_that_a_slow_implementation_gives(param
     assert chi_square < 50  # at most 19 degrees of freedom: above 50 once in 10,000 times; the seeds are fixed
 
 
+@pytest.mark.parametrize("vocab", [VOCAB, 5 * MORE_CANDIDATES])
 @pytest.mark.parametrize("params", FILTERS.values(), ids=FILTERS.keys())
-def test_the_number_is_looked_up_in_the_mass_of_the_kept_tokens_best_first(params: SamplingParams) -> None:
-    logits = logits_of(1, spread=2.0, seed=3)[0]
+def test_the_number_is_looked_up_in_the_mass_of_the_kept_tokens_best_first(params: SamplingParams, vocab: int) -> None:
+    logits = logits_of(1, spread=2.0, seed=3, vocab=vocab)[0]
     expected = slow_distribution(logits, params)
     order = np.argsort(-logits.double().numpy(), kind="stable")
     if params.top_k == 0 and params.top_p == 1.0 and params.min_p == 0.0:
         order[CANDIDATES:].sort()
-    for seed in range(200):
+    for seed in range(100):
         sequence = Sequence(replace(params, seed=seed))
         token = sample_one(logits, sequence)
         before = expected[order].cumsum()[int(np.flatnonzero(order == token)[0])] - expected[token]
