@@ -104,7 +104,7 @@ def test_the_number_is_looked_up_in_the_mass_of_the_kept_tokens_best_first(param
         token = sample_one(logits, sequence)
         before = expected[order].cumsum()[int(np.flatnonzero(order == token)[0])] - expected[token]
         number = uniform(seed, len(sequence.tokens))
-        assert before - 1e-5 <= number <= before + expected[token] + 1e-5
+        assert before - 5e-5 <= number <= before + expected[token] + 5e-5  # float32 sums over the whole vocabulary
 
 
 def mixed_batch() -> list[Sequence]:
