@@ -8,14 +8,16 @@ import time
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import httpx
 import pytest
 from openai import OpenAI
 
-from pdmux_ray.bench.server import free_port
+from pdmux_ray.bench import server
 from pdmux_ray.config import AppConfig, EngineConfig, FakeConfig, GatewayConfig
 
+ROOT = Path(__file__).parents[2]
 STEP_S = 0.02
 CONTEXT = 512
 VOCABULARY = 49_152  # the demo model's
@@ -31,6 +33,7 @@ class App:
     """A running application."""
 
     url: str
+    name: str  # of Serve's application
 
     def openai(self, key: str = "none") -> OpenAI:
         return OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=60)
@@ -69,7 +72,7 @@ CONFIGS = {
         served_model_name="demo",
         instances=2,
         engine=fake_engine(max_batch=1, max_waiting=2, prefix_cache=False),
-        gateway=GatewayConfig(api_keys_env=KEYS_ENV),
+        gateway=GatewayConfig(api_keys_env=KEYS_ENV, discovery_period_s=0.5),
     ),
     "/slow": AppConfig(
         served_model_name="demo",
@@ -90,7 +93,7 @@ def served() -> Iterator[str]:
     from pdmux_ray.serve.app import build_app
 
     os.environ[KEYS_ENV] = "first-key, second-key"  # before Ray starts: replicas inherit it
-    port = free_port()
+    port = server.free_port()
     ray.init(num_cpus=2, include_dashboard=False, logging_level="warning", log_to_driver=False)
     try:
         serve.start(http_options={"host": "127.0.0.1", "port": port}, proxy_location="HeadOnly")
@@ -106,7 +109,33 @@ def served() -> Iterator[str]:
 @pytest.fixture
 def app(served: str) -> Iterator[App]:
     """The plain application. A test must leave no request behind: every page is free again soon after it."""
-    app = App(served)
+    yield from _left_clean(App(served, "app-"))
+
+
+@pytest.fixture(scope="session")
+def behind_haproxy() -> Iterator[App]:
+    """The plain application as `scripts/serve` runs it."""
+    settings = [
+        "served_model_name=demo",
+        "engine.device=fake",
+        f"engine.context_length={CONTEXT}",
+        f"engine.fake.step_s={STEP_S}",
+    ]
+    command = " --set ".join([f"{ROOT}/scripts/serve --port {{port}}", *settings])
+    with server.running(command, "demo") as started:
+        yield App(started.url, "pdmux")
+
+
+@pytest.fixture(params=["proxy", "haproxy"])
+def either(request: pytest.FixtureRequest) -> Iterator[App]:
+    """`app` behind Serve's own proxy, then behind HAProxy."""
+    if request.param == "haproxy":
+        yield from _left_clean(request.getfixturevalue("behind_haproxy"))
+    else:
+        yield request.getfixturevalue("app")
+
+
+def _left_clean(app: App) -> Iterator[App]:
     app.wait_until_healthy()
     yield app
     end_s = time.monotonic() + 5
@@ -118,7 +147,7 @@ def app(served: str) -> Iterator[App]:
 @pytest.fixture
 def keyed(served: str) -> App:
     """Asks for a key; two instances that run one request each and let two wait."""
-    app = App(f"{served}/keyed")
+    app = App(f"{served}/keyed", "app-keyed")
     app.wait_until_healthy()
     return app
 
@@ -126,6 +155,6 @@ def keyed(served: str) -> App:
 @pytest.fixture
 def slow(served: str) -> App:
     """A prefill takes 20 ms a token, a step of more than STALL_TIMEOUT_S is a stall, and a request has 4 s."""
-    app = App(f"{served}/slow")
+    app = App(f"{served}/slow", "app-slow")
     app.wait_until_healthy()
     return app

@@ -33,15 +33,15 @@ def wait_until(condition: Any, timeout_s: float) -> float:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_client_that_disconnects_frees_its_pages_within_100_ms(app: App, stream: bool) -> None:
+def test_a_client_that_disconnects_frees_its_pages_within_100_ms(either: App, stream: bool) -> None:
     """Best of three: what else the machine does is not what is measured."""
     took_s = []
     for _ in range(3):
-        connection = _send(app.url, LONG | {"stream": stream})
-        wait_until(app.busy, 10)
+        connection = _send(either.url, LONG | {"stream": stream})
+        wait_until(either.busy, 10)
         time.sleep(0.2)
         connection.close()
-        took_s.append(wait_until(lambda: not app.busy(), 5))
+        took_s.append(wait_until(lambda: not either.busy(), 5))
     assert min(took_s) <= 0.1
 
 
@@ -91,18 +91,31 @@ def test_an_error_after_streaming_began_is_in_the_stream(slow: App) -> None:
     assert "[DONE]" not in response.text
 
 
-def test_a_dead_instance_fails_its_requests_with_an_error_and_is_replaced(app: App) -> None:
+def test_a_dead_instance_fails_its_requests_with_an_error_and_is_replaced(either: App) -> None:
     body = LONG | {"stream": True}
-    with httpx.stream("POST", f"{app.url}/v1/completions", json=body, timeout=60) as response:
+    with httpx.stream("POST", f"{either.url}/v1/completions", json=body, timeout=60) as response:
         lines = response.iter_lines()
         next(lines)
-        os.kill(_replica("app-", "Instance"), signal.SIGKILL)
+        os.kill(_replicas(either, "Instance")[0], signal.SIGKILL)
         rest = [line for line in lines if line]
     assert "went away" in rest[-1]
-    assert httpx.get(f"{app.url}/health").status_code == 503
-    app.wait_until_healthy()
-    answer = app.openai().completions.create(model="demo", prompt="x", max_tokens=3)
+    assert httpx.get(f"{either.url}/health").status_code == 503
+    either.wait_until_healthy()
+    answer = either.openai().completions.create(model="demo", prompt="x", max_tokens=3)
     assert answer.choices[0].finish_reason == "length"
+
+
+def test_an_instance_that_hangs_does_not_keep_a_new_one_from_being_found(keyed: App) -> None:
+    hanging, dead = _replicas(keyed, "Instance")
+    os.kill(hanging, signal.SIGSTOP)
+    try:
+        os.kill(dead, signal.SIGKILL)
+        wait_until(lambda: httpx.get(f"{keyed.url}/health").status_code == 503, 20)
+        keyed.wait_until_healthy()
+        assert "no word from it" in str(httpx.get(f"{keyed.url}/health").json()["troubles"])
+    finally:
+        os.kill(hanging, signal.SIGCONT)
+    wait_until(lambda: httpx.get(f"{keyed.url}/health").json()["troubles"] == {}, 20)
 
 
 def test_a_dead_gateway_leaves_no_request_running(app: App) -> None:
@@ -113,7 +126,7 @@ def test_a_dead_gateway_leaves_no_request_running(app: App) -> None:
     asking = threading.Thread(target=read)
     asking.start()
     wait_until(app.busy, 10)
-    os.kill(_replica("app-", "Gateway"), signal.SIGKILL)
+    os.kill(_replicas(app, "Gateway")[0], signal.SIGKILL)
     asking.join()
     app.wait_until_healthy()
     assert not app.busy()  # 350 tokens would have taken longer than a new gateway
@@ -129,7 +142,7 @@ def _send(url: str, body: dict[str, Any]) -> socket.socket:
     return connection
 
 
-def _replica(application: str, deployment: str) -> int:
-    """The pid of an application's only replica of that deployment."""
-    title = f"ray::ServeReplica:{application}:{deployment}"
-    return next(p.pid for p in psutil.Process().children(recursive=True) if title in " ".join(p.cmdline()))
+def _replicas(app: App, deployment: str) -> list[int]:
+    """The pids of an application's replicas of that deployment."""
+    title = f"ray::ServeReplica:{app.name}:{deployment}"
+    return [p.pid for p in psutil.Process().children(recursive=True) if title in " ".join(p.cmdline())]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pdmux_ray.config import EngineConfig
 from pdmux_ray.device.cpu.cores import usable_cores
-from pdmux_ray.device.cpu.ops import make_ops
+from pdmux_ray.device.cpu.ops import CpuOps, make_ops
 from pdmux_ray.device.kv_pool import allocate_on_cpu, layout_for
 from pdmux_ray.device.sampler import Sampler
 from pdmux_ray.device.step_tensors import StepTensors
@@ -44,6 +44,7 @@ class CpuRunner:
         layout = layout_for(config.kv_cache_gib, model.layers, model.kv_heads, model.head_dim, config.page_size, self.dtype)
         self.pages, self.page_size = layout.pages, layout.page_size
         ops = make_ops(allocate_on_cpu(layout, self.dtype))
+        self.kernels = "native" if isinstance(ops, CpuOps) else "torch"
         self._decoder: Decoder | None = load_decoder(model_dir, self.dtype, ops, config.load, model)
         self._layers, self._dynamic_rope = model.layers, model.rope.dynamic
         self._sampler = Sampler()
