@@ -104,7 +104,8 @@ class Tokenizer:
 
     def _encode(self, text: str, special: bool) -> list[int]:
         try:
-            return list(self.backend.encode(text, add_special_tokens=special).ids)
+            # A batch of one, because `encode` would hold the interpreter lock until it is done: a second for megabytes of text.
+            return list(self.backend.encode_batch_fast([text], add_special_tokens=special)[0].ids)
         except (UnicodeEncodeError, TypeError) as error:
             raise RequestError(f"The text is not valid Unicode: {error}", param="prompt") from error
 
