@@ -79,6 +79,7 @@ def test_a_request_that_runs_too_long_is_504_and_ended(slow: App) -> None:
     response = httpx.post(f"{slow.url}/v1/completions", json=body, timeout=30)
     assert response.status_code == 504
     assert response.json()["error"]["code"] == "timeout"
+    assert "deadline" in response.json()["error"]["message"]  # the engine's own word: it has freed the pages
     wait_until(lambda: not slow.busy(), 5)
 
 
