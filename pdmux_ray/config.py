@@ -6,8 +6,9 @@ resolved by whoever knows the answer (the device, the model), never written back
 
 from __future__ import annotations
 
+import difflib
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -19,6 +20,29 @@ from pdmux_ray.types import Mode
 
 PositiveInt = Annotated[int, Field(gt=0)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+IMPORT_PATH = "pdmux_ray.serve.app:build_app"
+# What Ray Serve knows in a config file. It passes over any other key in silence, so it is checked here, without Ray; a test
+# compares these with the Ray that is installed.
+PROXY_LOCATIONS = frozenset({"Disabled", "HeadOnly", "EveryNode"})
+DOCUMENT_KEYS = frozenset(
+    {
+        *("proxy_location", "http_options", "grpc_options", "controller_options", "logging_config", "tracing_config"),
+        *("applications", "target_capacity"),
+    }
+)
+APPLICATION_KEYS = frozenset(
+    {
+        *("name", "route_prefix", "import_path", "runtime_env", "host", "port", "deployments", "autoscaling_policy", "args"),
+        *("logging_config", "external_scaler_enabled"),
+    }
+)
+HTTP_KEYS = frozenset(
+    {
+        *("host", "port", "root_path", "request_timeout_s", "keep_alive_timeout_s"),
+        *("ssl_keyfile", "ssl_certfile", "ssl_keyfile_password", "ssl_ca_certs"),
+    }
+)
 
 
 class _Frozen(BaseModel):
@@ -91,8 +115,25 @@ def parse_app_config(values: Any) -> AppConfig:
     try:
         return AppConfig.model_validate(values)
     except ValidationError as error:
-        lines = [f"  {'.'.join(map(str, e['loc'])) or '(top)'}: {e['msg']}" for e in error.errors()]
+        lines = [
+            f"  {'.'.join(map(str, e['loc'])) or '(top)'}: "
+            + (_unknown_setting(e["loc"]) if e["type"] == "extra_forbidden" else e["msg"])
+            for e in error.errors()
+        ]
         raise ConfigError("the application's args are wrong:\n" + "\n".join(lines)) from None
+
+
+def _unknown_setting(where: Sequence[int | str]) -> str:
+    *groups, key = where
+    model: Any = AppConfig
+    for group in groups:
+        model = model.model_fields[group].annotation
+    return _no_such_key(key, model.model_fields)
+
+
+def _no_such_key(key: object, known: Collection[str]) -> str:
+    near = difflib.get_close_matches(str(key), known, n=1)
+    return f"no such key; did you mean {near[0]!r}?" if near else f"no such key; there are {', '.join(sorted(known))}"
 
 
 def load_serve_config(path: Path, overrides: Sequence[str] = ()) -> tuple[dict[str, Any], AppConfig]:
@@ -104,16 +145,44 @@ def load_serve_config(path: Path, overrides: Sequence[str] = ()) -> tuple[dict[s
         document = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise ConfigError(f"cannot read {path}: {error}") from None
+    application = _the_application(path, document)
+    args = application["args"] = application["args"] or {}
+    config = parse_app_config(args)  # what is wrong in the file is said of the file, not of an override
+    for override in overrides:
+        _override(args, override)
+    return document, parse_app_config(args) if overrides else config
+
+
+def _the_application(path: Path, document: Any) -> dict[str, Any]:
+    """The document's one application, when what stands around its `args` is right. Raises ConfigError."""
+    if isinstance(document, dict):
+        _require_known(path, "", document, DOCUMENT_KEYS)
     applications = document.get("applications") if isinstance(document, dict) else None
     if not isinstance(applications, list) or not applications or not isinstance(applications[0], dict):
         raise ConfigError(f"{path} is not a Serve config file: it has no `applications:` list with an application in it")
     if len(applications) > 1:
         raise ConfigError(f"{path} has {len(applications)} applications; give each a file and a server of its own")
-    args = applications[0]["args"] = applications[0].get("args") or {}
-    config = parse_app_config(args)  # what is wrong in the file is said of the file, not of an override
-    for override in overrides:
-        _override(args, override)
-    return document, parse_app_config(args) if overrides else config
+    application, http = applications[0], document.get("http_options")
+    if http is not None and not isinstance(http, dict):
+        raise ConfigError(f"{path}: http_options is not a group of settings")
+    _require_known(path, "http_options.", http or {}, HTTP_KEYS)
+    _require_known(path, "applications.0.", application, APPLICATION_KEYS)
+    location = document.get("proxy_location", "HeadOnly")
+    if not isinstance(location, str) or location not in PROXY_LOCATIONS:
+        raise ConfigError(f"{path}: proxy_location must be one of {', '.join(sorted(PROXY_LOCATIONS))}, not {location!r}")
+    if application.get("import_path") != IMPORT_PATH:
+        raise ConfigError(f"{path}: import_path must be {IMPORT_PATH}, not {application.get('import_path')!r}")
+    if "args" not in application:
+        raise ConfigError(
+            f"{path}: the application has no `args:`, where its settings stand (`args: {{}}` takes every default)"
+        )
+    return application
+
+
+def _require_known(path: Path, place: str, group: dict[Any, Any], known: Collection[str]) -> None:
+    for key in group:
+        if key not in known:
+            raise ConfigError(f"{path}: {place}{key}: {_no_such_key(key, known)}")
 
 
 def _override(args: dict[str, Any], override: str) -> None:

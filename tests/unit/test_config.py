@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,9 @@ from pdmux_ray.types import Mode, SamplingParams
 @pytest.fixture
 def config_file(tmp_path: Path) -> Path:
     path = tmp_path / "serve.yaml"
-    path.write_text("applications: [{name: a, import_path: x:y, args: {model: demo, engine: {max_batch: 3}}}]")
+    path.write_text(
+        "applications: [{name: a, import_path: pdmux_ray.serve.app:build_app, args: {model: demo, engine: {max_batch: 3}}}]"
+    )
     return path
 
 
@@ -30,7 +33,10 @@ def test_no_args_means_all_defaults() -> None:
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        ({"modle": "demo"}, "modle: Extra inputs"),
+        ({"modle": "demo"}, "modle: no such key; did you mean 'model'?"),
+        ({"engine": {"max_batc": 1}}, "engine.max_batc: no such key; did you mean 'max_batch'?"),
+        ({"engine": {"fake": {"steps": 1}}}, "engine.fake.steps: no such key; did you mean 'step_s'?"),
+        ({"xyz": 1}, "xyz: no such key; there are engine, gateway, gateways, instances, model, served_model_name"),
         ({"engine": {"max_batch": 0}}, "engine.max_batch: Input should be greater than 0"),
         ({"engine": {"mode": "best"}}, "engine.mode: Input should be 'prefill_first' or 'chunked'"),
         ({"engine": {"kv_cache_gib": float("inf")}}, "engine.kv_cache_gib"),
@@ -75,9 +81,48 @@ def test_a_file_that_is_no_serve_config_is_refused(tmp_path: Path, text: str) ->
 @pytest.mark.parametrize("overrides", [[], ["engine.max_batch=3"]])
 def test_args_that_are_no_group_of_settings_are_refused(tmp_path: Path, args: str, overrides: list[str]) -> None:
     path = tmp_path / "serve.yaml"
-    path.write_text(f"applications: [{{args: {args}}}]")
+    path.write_text(f"applications: [{{import_path: pdmux_ray.serve.app:build_app, args: {args}}}]")
     with pytest.raises(ConfigError, match="args are wrong"):
         load_serve_config(path, overrides)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{}, arg: {model: demo}", "applications.0.arg: no such key; did you mean 'args'?"),
+        ("{}", "the application has no `args:`"),
+        ("{}, args: {}, 7: 1", "applications.0.7: no such key; there are args, "),
+    ],
+)
+def test_a_wrong_key_of_the_application_is_named(tmp_path: Path, text: str, words: str) -> None:
+    path = tmp_path / "serve.yaml"
+    path.write_text("applications: [{" + text.replace("{}", "import_path: pdmux_ray.serve.app:build_app", 1) + "}]")
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        load_serve_config(path)
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("http_option: {port: 1}", "http_option: no such key; did you mean 'http_options'?"),
+        ("http_options: {prot: 1}", "http_options.prot: no such key; did you mean 'port'?"),
+        ("http_options: [1]", "http_options is not a group"),
+        ("proxy_location: Headonly", "proxy_location must be one of Disabled, EveryNode, HeadOnly, not 'Headonly'"),
+        ("proxy_location: [HeadOnly]", "proxy_location must be one of"),
+    ],
+)
+def test_a_wrong_key_or_value_of_the_file_is_named(config_file: Path, line: str, words: str) -> None:
+    config_file.write_text(f"{config_file.read_text()}\n{line}")
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        load_serve_config(config_file)
+
+
+@pytest.mark.parametrize("import_path", ["import_path: pdmux_ray.serve.app:build_ap, ", ""])
+def test_only_this_projects_application_is_taken(tmp_path: Path, import_path: str) -> None:
+    path = tmp_path / "serve.yaml"
+    path.write_text(f"applications: [{{{import_path}args: {{}}}}]")
+    with pytest.raises(ConfigError, match=r"import_path must be pdmux_ray\.serve\.app:build_app, not "):
+        load_serve_config(path)
 
 
 def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
