@@ -39,6 +39,7 @@ START_TIMEOUT_S = 600.0
 # reloads. A replica that Serve stops while the server runs on gets its deployment's graceful_shutdown_timeout_s (app.py), of
 # which an instance gives most to open answers. When the whole server is to stop, nobody waits for answers:
 STOP_GRACE_S = 10.0  # for Serve to end its replicas; what is left then is killed
+KILL_S = 5.0  # which takes less than this
 MAX_FOLDER_CHARS = 20  # of the temporary folder: Ray and HAProxy put long names of sockets into it
 
 _RAY = {
@@ -111,19 +112,18 @@ def _interrupt(number: int, frame: object) -> None:
     """The first signal ends the run; while it ends, further ones change nothing."""
     for n in (signal.SIGINT, signal.SIGTERM):
         signal.signal(n, signal.SIG_IGN)
-    print("stopping", flush=True)
+    print(f"stopping (up to {STOP_GRACE_S + KILL_S:.0f} s)", flush=True)
     raise KeyboardInterrupt
 
 
 def make_plan(args: argparse.Namespace, directory: Path) -> Plan:
-    """`args` of `parser()`. Raises ConfigError: the config is wrong, or the address cannot be had."""
+    """`args` of `parser()`. Raises ConfigError: the config is wrong, the address cannot be had, or there is no API key."""
     document, config = load_serve_config(args.config, args.set)
     http = document["http_options"] = document.get("http_options") or {}
-    if not isinstance(http, dict):
-        raise ConfigError(f"{args.config}: http_options is not a group of settings")
     http["host"] = http.get("host") or "127.0.0.1"  # behind HAProxy, Serve's own default would be every interface
     http["port"] = args.port if args.port is not None else 8000 if http.get("port") is None else http["port"]
     _require_address(http["host"], http["port"])
+    _require_api_keys(config.gateway.api_keys_env)
     return Plan(config, document, "proxy" if args.proxy else "haproxy", directory)
 
 
@@ -135,6 +135,15 @@ def _require_address(host: Any, port: Any) -> None:
         socket.create_server((str(host), port), family=family).close()
     except (OSError, UnicodeError) as error:
         raise ConfigError(f"port {port} of {host} cannot be had ({error}): choose another with --port") from None
+
+
+def _require_api_keys(variable: str | None) -> None:
+    """The gateways would find out, too, but only when Ray and Serve are up."""
+    if variable is not None and not os.environ.get(variable, "").replace(",", " ").strip():
+        raise ConfigError(
+            f"gateway.api_keys_env names {variable}, but that variable holds no key. Set it (comma-separated keys) in the "
+            "environment of scripts/serve"
+        )
 
 
 def _serve(plan: Plan) -> int:

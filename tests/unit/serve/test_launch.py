@@ -17,7 +17,9 @@ from pdmux_ray.serve.modes import environment
 def plan(tmp_path: Path, http: str, *arguments: str) -> Plan:
     """Of a file whose `http_options` are `http`."""
     path = tmp_path / "serve.yaml"
-    path.write_text(f"http_options: {http}\napplications: [{{name: a, import_path: x:y}}]")
+    path.write_text(
+        f"http_options: {http}\napplications: [{{name: a, import_path: pdmux_ray.serve.app:build_app, args: {{}}}}]"
+    )
     return make_plan(parser().parse_args([str(path), *arguments]), tmp_path)
 
 
@@ -59,3 +61,14 @@ def test_a_host_that_is_not_this_machines_is_refused(tmp_path: Path) -> None:
 def test_haproxy_keeps_a_connection_as_long_as_an_answer_may_take() -> None:
     variables = environment("haproxy", GatewayConfig(request_timeout_s=1234.5))
     assert variables["RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S"] == "1235"
+
+
+def test_a_missing_api_key_is_found_before_anything_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = ("--port", str(free_port()), "--set", "gateway.api_keys_env=PDMUX_TEST_NO_SUCH_KEYS")
+    for value in (None, "", " , "):
+        if value is not None:
+            monkeypatch.setenv("PDMUX_TEST_NO_SUCH_KEYS", value)
+        with pytest.raises(ConfigError, match=r"holds no key.* in the environment of scripts/serve"):
+            plan(tmp_path, "", *arguments)
+    monkeypatch.setenv("PDMUX_TEST_NO_SUCH_KEYS", "a, b")
+    assert plan(tmp_path, "", *arguments).config.gateway.api_keys_env == "PDMUX_TEST_NO_SUCH_KEYS"
