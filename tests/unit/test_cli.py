@@ -12,6 +12,13 @@ from pdmux_ray.types import SamplingParams
 ROOT = Path(__file__).parents[2]
 
 
+def config_of(folder: Path, args: str) -> Path:
+    """A config file whose application's `args` are `args`."""
+    path = folder / "serve.yaml"
+    path.write_text(f"applications: [{{import_path: pdmux_ray.serve.app:build_app, args: {args}}}]")
+    return path
+
+
 def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["version"]) == 0
     assert capsys.readouterr().out == f"pdmux-ray {__version__}\n"
@@ -25,19 +32,33 @@ def test_a_valid_config_is_shown_with_its_defaults(capsys: pytest.CaptureFixture
 
 
 def test_what_is_left_to_the_machine_is_shown_as_what_it_becomes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "serve.yaml"
-    path.write_text("applications: [{args: {model: /models/small}}]")
-    assert cli.main(["config", "check", str(path)]) == 0
+    model = tmp_path / "small"
+    model.mkdir()
+    for name in ("config.json", "tokenizer.json", "model.safetensors"):
+        (model / name).touch()
+    assert cli.main(["config", "check", str(config_of(tmp_path, f"{{model: {model}}}"))]) == 0
     shown = capsys.readouterr().out
+    assert "hub id" not in shown
     for line in ("# served_model_name: small\n", "# engine.device: cpu\n", "# engine.threads: "):
         assert line in shown
 
 
 def test_a_wrong_config_is_an_error_that_names_the_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "wrong.yaml"
-    path.write_text("applications: [{args: {engine: {page_sise: 16}}}]")
-    assert cli.main(["config", "check", str(path)]) == 2
+    assert cli.main(["config", "check", str(config_of(tmp_path, "{engine: {page_sise: 16}}"))]) == 2
     assert "engine.page_sise" in capsys.readouterr().err
+
+
+def test_a_model_that_cannot_be_there_makes_a_config_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "empty").mkdir()
+    for model, message in (("dmeo", "neither 'demo', nor a directory"), (tmp_path / "empty", "lacks config.json")):
+        assert cli.main(["config", "check", str(config_of(tmp_path, f"{{model: {model}}}"))]) == 2
+        shown = capsys.readouterr()
+        assert (shown.out, message in shown.err) == ("", True)
+
+
+def test_a_hub_id_is_said_to_be_one_and_not_looked_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["config", "check", str(config_of(tmp_path, "{model: owner/name}"))]) == 0
+    assert "# model: a hub id, not looked up\n" in capsys.readouterr().out
 
 
 def test_every_sampling_parameter_has_a_flag_and_every_flag_a_parameter(capsys: pytest.CaptureFixture[str]) -> None:
