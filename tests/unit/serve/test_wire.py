@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -41,6 +41,16 @@ def test_a_load_and_a_request_arrive_as_they_left() -> None:
     request = NewRequest("r", (1, 2), SamplingParams(max_tokens=5, stop_token_ids=(7,), temperature=0.5, logprobs=2))
     submission = travel(wire.pack_submission([request], left_s=2.5))
     assert wire.unpack_submission(submission, "sink", now_s=100.0) == [replace(request, sink="sink", deadline_s=102.5)]
+
+
+def test_who_changes_the_sampling_parameters_raises_the_version() -> None:
+    names = {
+        *("max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop_token_ids", "ignore_eos"),
+        *("repetition_penalty", "presence_penalty", "frequency_penalty", "logprobs"),
+    }
+    assert (wire.VERSION, {field.name for field in fields(SamplingParams)}) == (2, names), (
+        "the fields of SamplingParams travel by name: raise wire.VERSION, say there what changed, then change this test"
+    )
 
 
 def test_a_prompt_travels_once_however_many_choices_it_has() -> None:
