@@ -94,7 +94,7 @@ def _draw(logits: Tensor, sequences: Sequence[SequenceView]) -> list[int]:
 
 def _draw_beyond(logprobs: Tensor, candidates: npt.NDArray[np.int64], params: SamplingParams, number: float) -> int:
     """The token for a row [V] whose candidates did not suffice."""
-    if params.top_k == 0 and params.top_p == 1.0 and params.min_p == 0.0:
+    if not _filtered(params):
         values = logprobs.cpu().numpy().astype(np.float64)
         order = np.concatenate([candidates, np.delete(np.arange(len(values)), candidates)])
         mass = np.exp(values[order]).cumsum()
@@ -124,12 +124,17 @@ def _pick(logprobs: Floats, params: SamplingParams, number: float, whole: bool) 
         kept = int(np.searchsorted(mass, params.top_p * total)) + 1  # the fewest that reach top_p
     if params.min_p > 0.0:
         kept = min(kept, int(np.count_nonzero(logprobs >= logprobs[0] + np.log(params.min_p))))
-    filtered = params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0
+    filtered = _filtered(params)
     if not whole and (kept > len(mass) or (filtered and kept == len(mass))):
         return None
     if not whole and not filtered:
         return None if number >= mass[-1] else int(np.searchsorted(mass, number, side="right"))
     return _find(mass[: min(kept, len(mass))], number)
+
+
+def _filtered(params: SamplingParams) -> bool:
+    """Whether some tokens of the vocabulary are left out."""
+    return params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0
 
 
 def _find(mass: Floats, number: float) -> int:
