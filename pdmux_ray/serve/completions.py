@@ -163,9 +163,8 @@ class Completions:
         for prompt in job.prompts:
             max_tokens = _max_tokens(body.max_tokens_asked, job.default_max_tokens, len(prompt), link.context_length)
             tokens = tuple(prompt)
-            for number in range(body.choices_per_prompt):
+            for number, params in enumerate(body.sampling(max_tokens, link.vocab_size)):
                 request_id = next(self._request_ids)
-                params = body.sampling(max_tokens, number, link.vocab_size)
                 requests.append(NewRequest(request_id, tokens, params))
                 text = TextStream(self._tokenizer, tuple(body.stop), params.min_tokens)
                 choices.append(Choice(len(choices), request_id, text, first_of_prompt=number == 0))

@@ -6,16 +6,19 @@ off: `UNSUPPORTED`), or unknown (refused by name, as OpenAI does). `null` always
 
 Text is tokenized as it stands: what is spelled like a special token (`<|im_end|>`) becomes one, also within a chat message.
 Whoever passes on text of others' that must not end a message strips it first.
+
+The log probabilities of an answer are those of all its tokens with text, also of the ones that a stop string, which is never
+shown, was made of.
 """
 
 from __future__ import annotations
 
 import json
 import random
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from pdmux_ray.errors import RequestError
 from pdmux_ray.types import MAX_LOGPROBS, SamplingParams
@@ -45,6 +48,13 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 }
 
 MAX_STOP_STRINGS = 16
+MAX_STOP_TOKEN_IDS = 128
+MAX_MESSAGES = 4096
+
+# Every list of a body fails fast: a library that notes each wrong item of a long one takes seconds and gigabytes.
+
+# Kind of a validation error -> words for it, where the library's own are about its classes.
+_WORDS = {"model_type": "must be a JSON object", "model_attributes_type": "must be a JSON object"}
 
 _SAMPLING = frozenset(field.name for field in fields(SamplingParams))  # a body's field of the same name is passed on
 
@@ -57,6 +67,13 @@ class StreamOptions(BaseModel):
     include_usage: bool | None = None
     include_obfuscation: Literal[False] | None = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _few_fields(cls, value: Any) -> Any:
+        if isinstance(value, dict) and len(value) > 8:  # each unknown one would be an error of its own
+            raise ValueError(f"has {len(value)} fields, and knows {', '.join(cls.model_fields)} only")
+        return value
+
 
 class _Body(BaseModel):
     """What both endpoints share. Sampling ranges are `SamplingParams`' own."""
@@ -67,7 +84,7 @@ class _Body(BaseModel):
     n: Annotated[int, Field(ge=1, le=128)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    stop: list[str] = []
+    stop: Annotated[list[str], Field(fail_fast=True)] = []
     max_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -80,7 +97,7 @@ class _Body(BaseModel):
     repetition_penalty: float | None = None
     min_tokens: int | None = None
     ignore_eos: bool | None = None
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: Annotated[list[int], Field(fail_fast=True, max_length=MAX_STOP_TOKEN_IDS)] | None = None
 
     @field_validator("stop", mode="before")
     @classmethod
@@ -97,7 +114,7 @@ class _Body(BaseModel):
     def _token_ids_are_not_negative(cls, value: list[int] | None) -> list[int] | None:
         if value and min(value) < 0:
             raise ValueError("must not be negative")
-        return value
+        return value and list(dict.fromkeys(value))
 
     @property
     def choices_per_prompt(self) -> int:
@@ -116,8 +133,8 @@ class _Body(BaseModel):
     def max_tokens_asked(self) -> int | None:
         return self.max_tokens
 
-    def sampling(self, max_tokens: int, choice: int, vocab_size: int) -> SamplingParams:
-        """The n choices of a prompt differ in their seed alone. Raises RequestError."""
+    def sampling(self, max_tokens: int, vocab_size: int) -> list[SamplingParams]:
+        """Of the n choices of a prompt, which differ in their seed alone. Raises RequestError."""
         seed = self.seed if self.seed is not None else random.getrandbits(62)
         if self.stop_token_ids and max(self.stop_token_ids) >= vocab_size:
             raise RequestError(f"stop_token_ids must be below the vocabulary size, {vocab_size}.", param="stop_token_ids")
@@ -127,11 +144,12 @@ class _Body(BaseModel):
         translated = {
             "max_tokens": max_tokens,
             "top_k": 0 if self.top_k in (None, -1) else self.top_k,
-            "seed": (seed + choice) % 2**63 if choice else seed,
+            "seed": seed,
             "stop_token_ids": tuple(self.stop_token_ids or ()),
             "logprobs": self.top_logprobs_asked,
         }
-        return SamplingParams(**given | translated)
+        first = SamplingParams(**given | translated)
+        return [first, *(replace(first, seed=(seed + choice) % 2**63) for choice in range(1, self.choices_per_prompt))]
 
 
 class ChatMessage(BaseModel):
@@ -166,7 +184,7 @@ class ChatMessage(BaseModel):
 class ChatRequest(_Body):
     """POST /v1/chat/completions"""
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    messages: Annotated[list[ChatMessage], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
@@ -190,7 +208,8 @@ class ChatRequest(_Body):
 class CompletionRequest(_Body):
     """POST /v1/completions"""
 
-    prompt: list[str | list[int]]  # as sent: a string, a list of strings, token ids, or a list of token ids
+    # As sent: a string, a list of strings, token ids, or a list of token ids.
+    prompt: Annotated[list[str | Annotated[list[int], Field(fail_fast=True)]], Field(fail_fast=True)]
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
 
     @field_validator("prompt", mode="before")
@@ -214,19 +233,30 @@ Request = TypeVar("Request", ChatRequest, CompletionRequest)
 
 def parse(kind: type[Request], raw: bytes) -> Request:
     """Reads a body. Raises RequestError that names the field."""
-    try:
-        body = json.loads(raw)
-    except (ValueError, RecursionError) as error:
-        raise RequestError(f"The body is not valid JSON: {error}") from None
+    body = _read_json(raw)
     if not isinstance(body, dict):
         raise RequestError("The body must be a JSON object.")
     try:
         return kind.model_validate(_screen(kind, body))
     except ValidationError as error:
-        first = error.errors()[0]
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         param = _path(first["loc"])
-        message = first["msg"].removeprefix("Value error, ")
+        message = _WORDS.get(first["type"], first["msg"].removeprefix("Value error, "))
         raise RequestError(f"{param}: {message}" if param else message, param=param or None) from None
+
+
+def _read_json(raw: bytes) -> Any:
+    try:
+        return json.loads(raw)
+    except json.JSONDecodeError as error:
+        why = str(error)
+    except UnicodeDecodeError as error:
+        why = f"the byte at position {error.start} is not part of a character; send UTF-8"
+    except RecursionError:
+        why = "it is nested too deeply"
+    except ValueError:  # the interpreter's limit
+        why = "a number has too many digits"
+    raise RequestError(f"The body is not valid JSON: {why}")
 
 
 def _screen(kind: type[Request], body: dict[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ refusal     `(class name, message, attributes)` of the error
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import fields
 from typing import Any, TypeAlias
 
 from pdmux_ray.errors import (
@@ -36,6 +36,8 @@ PackedLoad: TypeAlias = Sequence[Any]
 Submission: TypeAlias = Mapping[str, Any]
 Refusal: TypeAlias = Sequence[Any]
 Figures: TypeAlias = Mapping[str, int | Mapping[str, int]]
+
+_PARAMS = tuple(field.name for field in fields(SamplingParams))
 
 _REFUSALS: dict[str, type[PdmuxError]] = {
     kind.__name__: kind for kind in (RequestError, ContextLengthError, QueueFullError, InstanceUnavailableError)
@@ -83,7 +85,9 @@ def pack_submission(requests: Sequence[NewRequest], left_s: float) -> Submission
     """The requests of one HTTP request, which has `left_s` left for all of them. Their own `deadline_s` and `sink` stay."""
     prompts: dict[tuple[int, ...], list[Any]] = {}
     for request in requests:
-        prompts.setdefault(request.prompt, []).append((request.request_id, asdict(request.params)))
+        prompts.setdefault(request.prompt, []).append(
+            (request.request_id, {name: getattr(request.params, name) for name in _PARAMS})
+        )
     return {"left_s": left_s, "prompts": list(prompts.items())}
 
 

@@ -5,6 +5,7 @@ import json
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from pdmux_ray.errors import RequestError
 from pdmux_ray.serve.openai import INERT, UNSUPPORTED, ChatRequest, CompletionRequest, parse
@@ -22,12 +23,12 @@ def completion(**fields: Any) -> CompletionRequest:
 
 
 def test_what_is_not_given_has_openais_defaults() -> None:
-    assert completion(seed=5).sampling(16, choice=0, vocab_size=100) == SamplingParams(max_tokens=16, temperature=1.0, seed=5)
+    assert completion(seed=5).sampling(16, vocab_size=100) == [SamplingParams(max_tokens=16, temperature=1.0, seed=5)]
 
 
 def test_null_means_not_given() -> None:
     body = completion(seed=5, temperature=None, top_p=None, n=None, stop=None, stream=None, logprobs=None, user=None)
-    assert body.sampling(16, choice=0, vocab_size=100) == SamplingParams(max_tokens=16, seed=5)
+    assert body.sampling(16, vocab_size=100) == [SamplingParams(max_tokens=16, seed=5)]
 
 
 def test_every_sampling_field_reaches_the_engine() -> None:
@@ -37,21 +38,21 @@ def test_every_sampling_field_reaches_the_engine() -> None:
     }  # fmt: skip
     expected = fields | {"stop_token_ids": (4, 5)}
     assert fields.keys() | {"max_tokens"} == {field.name for field in dataclasses.fields(SamplingParams)}
-    assert completion(**fields).sampling(9, choice=0, vocab_size=100) == SamplingParams(max_tokens=9, **expected)
+    assert completion(**fields).sampling(9, vocab_size=100) == [SamplingParams(max_tokens=9, **expected)]
 
 
 def test_top_k_minus_one_is_off() -> None:
-    assert completion(top_k=-1).sampling(1, choice=0, vocab_size=100).top_k == 0
+    assert completion(top_k=-1).sampling(1, vocab_size=100)[0].top_k == 0
 
 
 def test_the_choices_of_a_seeded_prompt_have_seeds_of_their_own() -> None:
-    seeds = [completion(seed=2**63 - 1).sampling(1, choice, 100).seed for choice in range(3)]
-    assert len(set(seeds)) == 3
-    assert seeds == [completion(seed=2**63 - 1).sampling(1, choice, 100).seed for choice in range(3)]
+    choices = completion(seed=2**63 - 1, n=3).sampling(1, 100)
+    assert [choice.seed for choice in choices] == [2**63 - 1, 0, 1]
+    assert choices == completion(seed=2**63 - 1, n=3).sampling(1, 100)
 
 
 def test_without_a_seed_every_request_draws_one() -> None:
-    assert completion().sampling(1, 0, 100).seed != completion().sampling(1, 0, 100).seed
+    assert completion().sampling(1, 100)[0].seed != completion().sampling(1, 100)[0].seed
 
 
 @pytest.mark.parametrize(
@@ -85,6 +86,7 @@ def test_other_prompts_are_refused(prompt: Any) -> None:
         ({"stop": ["x"] * 17}, "stop"),
         ({"logprobs": 21}, "logprobs"),
         ({"stop_token_ids": [-1]}, "stop_token_ids"),
+        ({"stop_token_ids": list(range(129))}, "stop_token_ids"),
         ({"stream_options": {"include_usage": "yes"}}, "stream_options.include_usage"),
         ({"stream_options": {"more": 1}}, "stream_options.more"),
     ],
@@ -101,13 +103,13 @@ def test_a_wrong_field_is_refused_by_name(fields: dict[str, Any], param: str) ->
 )
 def test_a_sampling_value_out_of_range_is_refused_by_name(fields: dict[str, Any]) -> None:
     with pytest.raises(RequestError) as refused:
-        completion(**fields).sampling(16, 0, 100)
+        completion(**fields).sampling(16, 100)
     assert refused.value.param == next(iter(fields))
 
 
 def test_a_stop_token_outside_the_vocabulary_is_refused() -> None:
     with pytest.raises(RequestError, match="100"):
-        completion(stop_token_ids=[100]).sampling(16, 0, vocab_size=100)
+        completion(stop_token_ids=[100]).sampling(16, vocab_size=100)
 
 
 @pytest.mark.parametrize("name", sorted(INERT))
@@ -160,6 +162,7 @@ def test_an_answer_may_be_sent_back_with_its_empty_fields() -> None:
         ([{"role": "wizard", "content": "x"}], "messages[0].role"),
         ([{"role": "user"}], "messages[0].content"),
         ([*HI, {"role": "user", "content": 5}], "messages[1].content"),
+        (HI * 4097, "messages"),
         ([{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}], "messages[0].content"),
         ([{"role": "assistant", "content": "x", "tool_calls": [{}]}], "messages[0]"),
     ],
@@ -183,3 +186,40 @@ def test_max_completion_tokens_is_the_newer_name_of_max_tokens() -> None:
     assert chat(max_tokens=7).max_tokens_asked == 7
     with pytest.raises(RequestError, match="contradict"):
         _ = chat(max_tokens=7, max_completion_tokens=8).max_tokens_asked
+
+
+def test_the_choices_share_their_stop_tokens_each_of_which_counts_once() -> None:
+    one, two = completion(stop_token_ids=[7, 5, 7], n=2).sampling(1, 100)
+    assert one.stop_token_ids == (7, 5)
+    assert one.stop_token_ids is two.stop_token_ids
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        (ChatRequest, {"messages": [5] * 100}),
+        (ChatRequest, {"messages": HI, "stop_token_ids": ["x"] * 100}),
+        (ChatRequest, {"messages": HI, "stop": [5] * 100}),
+        (ChatRequest, {"messages": HI, "stream_options": {str(key): 1 for key in range(100)}}),
+        (CompletionRequest, {"prompt": [[1.5] * 100] * 100}),
+    ],
+)
+def test_of_many_wrong_items_only_the_first_is_looked_at(kind: Any, fields: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError) as refused:
+        kind.model_validate({"model": "m"} | fields)
+    assert refused.value.error_count() == 1
+
+
+@pytest.mark.parametrize(
+    ("raw", "words"),
+    [
+        (b'{"a": ' + b"9" * 5000 + b"}", "a number has too many digits"),
+        (b'{"a": "\xff"}', "the byte at position 7 is not part of a character"),
+        (b"[" * 100_000, "nested too deeply"),
+        (b'{"model": "m", "messages": [5]}', r"^messages\[0\]: must be a JSON object$"),
+        (b'{"model": "m", "messages": [{"role": "user", "content": ""}], "stream_options": 5}', "must be a JSON object"),
+    ],
+)
+def test_an_error_has_this_projects_own_words(raw: bytes, words: str) -> None:
+    with pytest.raises(RequestError, match=words):
+        parse(ChatRequest, raw)
