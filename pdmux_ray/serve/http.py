@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import json
 from collections.abc import Awaitable, Callable
@@ -13,7 +14,10 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 
 from pdmux_ray import __version__
+from pdmux_ray.errors import PdmuxError
 from pdmux_ray.serve.problems import BodyTooLargeError, KeyRefusedError, Problem, UnknownModelError, from_status, problem
+
+BODY_S = 60.0  # a body that takes longer to come is given up
 
 Handler = Callable[[bytes], Awaitable[Response]]
 
@@ -43,8 +47,9 @@ def build_http_app(gateway: Backend) -> FastAPI:
     /health is 200 exactly while a completion would be routed: there is an instance whose step loop is known to go round and
     that takes requests. What is wrong with each of the others is in the body, also then.
     """
-    app = FastAPI(title="pdmux-ray", version=__version__, openapi_url=None)
-    app.add_exception_handler(Exception, _on_error)
+    app = FastAPI(title="pdmux-ray", version=__version__, openapi_url=None, redirect_slashes=False)
+    app.add_exception_handler(PdmuxError, _on_error)
+    app.add_exception_handler(Exception, _on_error)  # of its own accord this one also logs the error as the server's
     app.add_exception_handler(HTTPException, _on_http_exception)
     keyed = [Depends(_key_check(gateway.api_keys))]
 
@@ -74,13 +79,14 @@ def build_http_app(gateway: Backend) -> FastAPI:
         return PlainTextResponse(gateway.exposition(), media_type=CONTENT_TYPE_LATEST)
 
     options: dict[str, Any] = {"response_model": None}
+    read = ["GET", "HEAD"]
     app.add_api_route("/v1/chat/completions", chat, methods=["POST"], dependencies=keyed, **options)
     app.add_api_route("/v1/completions", complete, methods=["POST"], dependencies=keyed, **options)
-    app.add_api_route("/v1/models", models, dependencies=keyed, **options)
-    app.add_api_route("/v1/models/{model_id:path}", model, dependencies=keyed, **options)
-    app.add_api_route("/metrics", metrics, dependencies=keyed, **options)
-    app.add_api_route("/health", health, **options)
-    app.add_api_route("/version", version, **options)
+    app.add_api_route("/v1/models", models, methods=read, dependencies=keyed, **options)
+    app.add_api_route("/v1/models/{model_id:path}", model, methods=read, dependencies=keyed, **options)
+    app.add_api_route("/metrics", metrics, methods=read, dependencies=keyed, **options)
+    app.add_api_route("/health", health, methods=read, **options)
+    app.add_api_route("/version", version, methods=read, **options)
     return app
 
 
@@ -95,16 +101,24 @@ async def _answer(handler: Handler, request: Request, max_body_bytes: int) -> Re
 
 
 async def _body(request: Request, max_bytes: int) -> bytes:
-    """Reads the body as far as it is allowed to be long. Raises BodyTooLargeError before it is read whole."""
+    """Reads the body as far as it is allowed to be long. Raises BodyTooLargeError before it is read whole, HTTPException."""
+    encoding = request.headers.get("content-encoding", "identity")
+    if encoding.strip().lower() != "identity":
+        raise HTTPException(415, "A compressed body is not read here; send it without Content-Encoding")
     too_large = BodyTooLargeError(f"The body is larger than {max_bytes} bytes, the limit of this server.")
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and int(declared) > max_bytes:
         raise too_large
     body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > max_bytes:
-            raise too_large
+    try:
+        async with asyncio.timeout(BODY_S):
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > max_bytes:
+                    raise too_large
+    except TimeoutError:
+        message = f"The body was not there within {BODY_S:g} s; send it faster"
+        raise HTTPException(408, message, {"connection": "close"}) from None
     return bytes(body)
 
 
@@ -112,9 +126,10 @@ def _key_check(keys: frozenset[bytes]) -> Callable[[Request], Awaitable[None]]:
     async def check(request: Request) -> None:
         if not keys:
             return
-        given = request.headers.get("authorization", "").removeprefix("Bearer ").encode("latin-1")
+        scheme, _, token = request.headers.get("authorization", "").partition(" ")
+        given = token.strip().encode("latin-1")
         # Every key is compared, in constant time, so that the time taken tells nothing.
-        if not sum(hmac.compare_digest(given, key) for key in keys):
+        if scheme.lower() != "bearer" or not sum(hmac.compare_digest(given, key) for key in keys):
             raise KeyRefusedError("A valid API key is needed: send it as `Authorization: Bearer <key>`.")
 
     return check

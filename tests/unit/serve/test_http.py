@@ -1,0 +1,100 @@
+"""The HTTP surface, without a server: requests go straight into the application."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+from starlette.responses import JSONResponse, Response
+
+from pdmux_ray.serve import http
+
+
+class Echo:
+    """A gateway that answers with the length of what it was sent."""
+
+    max_body_bytes = 100
+
+    def __init__(self, *keys: bytes) -> None:
+        self.api_keys = frozenset(keys)
+
+    async def chat(self, raw: bytes) -> Response:
+        return JSONResponse({"bytes": len(raw)})
+
+    complete = chat
+
+    def models(self) -> list[dict[str, Any]]:
+        return [{"id": "m"}]
+
+    def health(self) -> tuple[bool, dict[str, str]]:
+        return True, {}
+
+    def exposition(self) -> bytes:
+        return b""
+
+
+def client(*keys: bytes) -> httpx.AsyncClient:
+    return httpx.AsyncClient(transport=httpx.ASGITransport(http.build_http_app(Echo(*keys))), base_url="http://gateway")
+
+
+@pytest.mark.parametrize("header", ["Bearer k1", "bearer k1", "BEARER  k1"])
+async def test_the_scheme_of_a_key_may_be_written_in_any_case(header: str) -> None:
+    async with client(b"k1", b"k2") as to:
+        assert (await to.get("/v1/models", headers={"authorization": header})).status_code == 200
+
+
+@pytest.mark.parametrize("header", ["k1", "Basic k1", "Bearer", "Bearer ", "Bearer k1 k2", "Bearerk1", ""])
+async def test_a_key_without_its_scheme_or_another_key_is_refused(header: str) -> None:
+    async with client(b"k1", b"k2") as to:
+        reply = await to.get("/v1/models", headers={"authorization": header})
+    assert reply.status_code == 401
+    assert reply.json()["error"]["code"] == "invalid_api_key"
+
+
+async def test_a_body_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def endless() -> AsyncIterator[bytes]:
+        yield b"{"
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(http, "BODY_S", 0.01)
+    async with client() as to:
+        reply = await to.post("/v1/completions", content=endless())
+    assert reply.status_code == 408
+    assert reply.json()["error"]["code"] == "request_timeout"
+    assert reply.headers["connection"] == "close"
+
+
+@pytest.mark.parametrize(("encoding", "status"), [("identity", 200), ("Identity", 200), ("gzip", 415), ("br", 415)])
+async def test_a_compressed_body_is_refused_as_such(encoding: str, status: int) -> None:
+    async with client() as to:
+        reply = await to.post("/v1/completions", content=b"{}", headers={"content-encoding": encoding})
+    assert reply.status_code == status
+    assert status == 200 or reply.json()["error"]["code"] == "unsupported_media_type"
+
+
+@pytest.mark.parametrize("path", ["/health", "/version", "/v1/models", "/v1/models/m", "/metrics"])
+async def test_what_can_be_read_can_be_asked_for_its_head(path: str) -> None:
+    async with client() as to:
+        assert (await to.head(path)).status_code == 200
+
+
+async def test_a_path_with_a_slash_too_many_is_not_found_instead_of_sent_elsewhere() -> None:
+    async with client() as to:
+        reply = await to.post("/v1/completions/", content=b"{}")
+    assert reply.status_code == 404
+    assert reply.json()["error"]["code"] == "not_found"
+
+
+@pytest.mark.parametrize("content", [b"x" * 101, [b"x" * 60] * 2])
+async def test_a_body_over_the_limit_is_refused_whether_or_not_its_length_was_told(content: Any) -> None:
+    async def pieces() -> AsyncIterator[bytes]:
+        for piece in content:
+            yield piece
+
+    async with client() as to:
+        reply = await to.post("/v1/completions", content=content if isinstance(content, bytes) else pieces())
+    assert reply.status_code == 413
+    assert reply.json()["error"]["code"] == "body_too_large"
