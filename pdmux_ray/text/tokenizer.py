@@ -54,7 +54,7 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """With the special tokens the model puts around plain text (such as a leading bos). Raises RequestError."""
-        return self._encode(text, special=True)
+        return self._encode(text, special=True, param="prompt")
 
     def chat(
         self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, continue_final: bool = False
@@ -79,7 +79,7 @@ class Tokenizer:
             )
         except (jinja2.TemplateError, ArithmeticError, LookupError, TypeError, ValueError) as error:
             raise RequestError(f"The chat template refuses these messages: {error}", param="messages") from error
-        return self._encode(text, special=False)
+        return self._encode(text, special=False, param="messages")
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text without special tokens."""
@@ -102,12 +102,14 @@ class Tokenizer:
             return bytes.fromhex(piece[3:5])
         return piece.replace("\u2581", " ").encode()
 
-    def _encode(self, text: str, special: bool) -> list[int]:
+    def _encode(self, text: str, special: bool, param: str) -> list[int]:
+        """Raises RequestError."""
         try:
             # A batch of one, because `encode` would hold the interpreter lock until it is done: a second for megabytes of text.
             return list(self.backend.encode_batch_fast([text], add_special_tokens=special)[0].ids)
         except (UnicodeEncodeError, TypeError) as error:
-            raise RequestError(f"The text is not valid Unicode: {error}", param="prompt") from error
+            message = "The text is not valid Unicode: half of a surrogate pair (\\ud800 to \\udfff) stands alone in it."
+            raise RequestError(message, param) from error
 
     @cached_property
     def _added(self) -> frozenset[int]:

@@ -95,9 +95,12 @@ def test_a_model_without_a_chat_template_says_so(tmp_path: Path) -> None:
         Tokenizer.load(tmp_path).chat(user("x"))
 
 
-def test_text_that_is_no_unicode_is_a_request_error(model_dir: Path) -> None:
-    with pytest.raises(RequestError, match="not valid Unicode"):
-        Tokenizer.load(model_dir).encode("\ud800")
+@pytest.mark.parametrize("param", ["prompt", "messages"])
+def test_text_that_is_no_unicode_is_a_request_error_in_our_words(model_dir: Path, param: str) -> None:
+    tokenizer = Tokenizer.load(model_dir)
+    with pytest.raises(RequestError, match=r"not valid Unicode: half of a surrogate pair .* stands alone in it\.$") as caught:
+        tokenizer.encode("\ud800") if param == "prompt" else tokenizer.chat(user("\ud800"))
+    assert caught.value.param == param
 
 
 @pytest.mark.parametrize("small", [byte_level(), byte_fallback()], ids=["byte_level", "byte_fallback"])
