@@ -31,6 +31,8 @@ SILENCE_LIMIT_S = 30.0  # a side that has heard nothing for so long hangs up
 MAX_FRAME_BYTES = 256 * 2**20
 MAX_UNSENT_BYTES = 64 * 2**20  # a gateway that does not read for so long is hung up on
 HELLO_TIMEOUT_S = 5.0
+MAX_HELLO_BYTES = 4096  # of each side's first frame, from whom the other knows nothing yet
+MAX_STRANGERS = 64  # connected at once without having said hello
 
 log = logging.getLogger("ray.serve")
 
@@ -45,16 +47,16 @@ def pack(frame: Sequence[Any]) -> bytes:
     return len(body).to_bytes(4, "big") + body
 
 
-async def read(reader: asyncio.StreamReader) -> list[Any]:
-    """The next frame. Raises ConnectionError when the line is closed or speaks something else."""
+async def read(reader: asyncio.StreamReader, limit: int = MAX_FRAME_BYTES) -> list[Any]:
+    """The next frame, of `limit` bytes at most. Raises ConnectionError when the line is closed or speaks something else."""
     try:
         length = int.from_bytes(await reader.readexactly(4), "big")
-        if length > MAX_FRAME_BYTES:
+        if length > limit:
             raise ConnectionError(f"a frame of {length} bytes")
         frame = json.loads(await reader.readexactly(length))
     except asyncio.IncompleteReadError:
         raise ConnectionError("the other side hung up") from None
-    except (ValueError, OSError) as error:
+    except (ValueError, RecursionError, OSError) as error:
         raise ConnectionError(str(error)) from error
     if not isinstance(frame, list) or not frame:
         raise ConnectionError("a frame that is no list")
@@ -102,6 +104,7 @@ class Switchboard:
         self.port = 0
         self._engine = engine
         self._callers: dict[str, _Caller] = {}  # by sink
+        self._strangers = 0  # connections without a hello so far
         self._numbers = itertools.count()
         self._loop = asyncio.get_running_loop()
         self._server: asyncio.Server | None = None
@@ -135,16 +138,7 @@ class Switchboard:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         sink = ""
         try:
-            async with asyncio.timeout(HELLO_TIMEOUT_S):
-                kind, *rest = await read(reader)
-            version, token, gateway_id = rest if len(rest) == 3 else (1, *rest)
-            if kind != "hello" or not hmac.compare_digest(str(token).encode(), self.token.encode()):
-                raise ConnectionError("a caller without the password")
-            if version != wire.VERSION:
-                why = f"this instance speaks version {wire.VERSION} of the wire, the gateway version {version}"
-                writer.write(pack(["refused", why]))
-                raise ConnectionError(why)
-            sink = f"{gateway_id}/{next(self._numbers)}"
+            sink = f"{await self._greeted(reader, writer)}/{next(self._numbers)}"
             caller = self._callers[sink] = _Caller(writer)
             caller.send(["step", self._engine.load(), []])
             while True:
@@ -157,6 +151,25 @@ class Switchboard:
             writer.transport.abort()
             if (gone := self._callers.pop(sink, None)) is not None:
                 self._engine.abort(list(gone.requests))
+
+    async def _greeted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> str:
+        """The gateway's id. Raises ConnectionError for a caller without the password or of another version."""
+        if self._strangers >= MAX_STRANGERS:
+            raise ConnectionError("too many callers at once that have not said hello")
+        self._strangers += 1
+        try:
+            async with asyncio.timeout(HELLO_TIMEOUT_S):
+                kind, *rest = await read(reader, MAX_HELLO_BYTES)
+        finally:
+            self._strangers -= 1
+        version, token, gateway_id = rest if len(rest) == 3 else (1, *rest)
+        if kind != "hello" or not hmac.compare_digest(str(token).encode(), self.token.encode()):
+            raise ConnectionError("a caller without the password")
+        if version != wire.VERSION:
+            why = f"this instance speaks version {wire.VERSION} of the wire, the gateway version {version}"
+            writer.write(pack(["refused", why]))
+            raise ConnectionError(why)
+        return str(gateway_id)
 
     def _handle(self, sink: str, caller: _Caller, frame: list[Any]) -> None:
         if frame[0] == "submit":
@@ -220,8 +233,9 @@ class Line:
         keeping_alive = asyncio.create_task(self._keep_alive())
         try:
             self._send(["hello", wire.VERSION, token, gateway_id])
+            limit = MAX_HELLO_BYTES  # of the first frame: nothing shows yet that this is the instance
             while True:
-                frame = await read(reader)
+                frame, limit = await read(reader, limit), MAX_FRAME_BYTES
                 self._heard_s = time.monotonic()
                 self._handle(frame)
         finally:

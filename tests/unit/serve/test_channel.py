@@ -156,6 +156,40 @@ async def test_noise_on_the_port_hurts_nobody(noise: bytes) -> None:
         assert await caller.line.submit(REQUEST) is None
 
 
+async def test_without_the_password_nobody_may_send_a_large_frame() -> None:
+    async with connected() as (_, board, _, _):
+        reader, writer = await asyncio.open_connection("127.0.0.1", board.port)
+        writer.write((channel.MAX_HELLO_BYTES + 1).to_bytes(4, "big"))  # hung up on before any of it is read
+        with suppress(ConnectionError):
+            assert await asyncio.wait_for(reader.read(), 2) == b""
+        writer.close()
+
+
+async def test_an_instance_that_begins_with_a_large_frame_is_hung_up_on() -> None:
+    async def boast(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write((channel.MAX_HELLO_BYTES + 1).to_bytes(4, "big"))
+        await reader.read()
+        writer.close()
+
+    async with await asyncio.start_server(boast, "127.0.0.1", 0) as server:
+        with pytest.raises(ConnectionError, match="4097 bytes"):
+            async with asyncio.timeout(2):
+                await Caller().line.listen("127.0.0.1", server.sockets[0].getsockname()[1], "token", "g")
+
+
+async def test_of_callers_that_say_nothing_only_so_many_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channel, "MAX_STRANGERS", 1)
+    async with connected() as (_, board, caller, _):
+        _, silent = await asyncio.open_connection("127.0.0.1", board.port)
+        await asyncio.sleep(0.02)
+        reader, another = await asyncio.open_connection("127.0.0.1", board.port)
+        with suppress(ConnectionError):
+            assert await asyncio.wait_for(reader.read(), 2) == b""
+        assert await caller.line.submit(REQUEST) is None
+        silent.close()
+        another.close()
+
+
 async def test_a_draining_instance_tells_its_gateways_and_waits_for_their_requests() -> None:
     async with connected() as (engine, board, caller, _):
         await caller.line.submit(REQUEST)
