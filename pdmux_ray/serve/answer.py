@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import Any, NamedTuple
 
-from pdmux_ray.errors import DeadlineError, InstanceUnavailableError
+from pdmux_ray.errors import DeadlineError, InstanceUnavailableError, RequestError
 from pdmux_ray.metrics.catalog import GatewayMetrics, Outcome
 from pdmux_ray.serve import sse
 from pdmux_ray.serve.generation import Choice, LogprobEntry
@@ -18,10 +18,16 @@ from pdmux_ray.serve.wire import Event, unpack_error
 from pdmux_ray.types import FinishReason
 
 PATIENCE_S = 1.0
+MAX_TAKEN = 256  # events that are handled without a turn for others
+MAX_BACKLOG = 10_000  # events of one answer that wait for its client to read
 
 _ABORT = FinishReason.ABORT.value
 
 log = logging.getLogger("ray.serve")
+
+
+class UnreadAnswerError(RequestError):
+    """The client does not read its answer."""
 
 
 class Update(NamedTuple):
@@ -36,12 +42,22 @@ class Update(NamedTuple):
 class Mailbox:
     """Events of one HTTP request, from the link that reads them to the handler that waits for them."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_overflow: Callable[[], None] = lambda: None) -> None:
+        """`on_overflow` is called when the handler has not come for `MAX_BACKLOG` events; the mailbox has failed then."""
         self._events: list[tuple[int, Event]] = []  # (choice index, event)
         self._error: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
+        self._on_overflow = on_overflow
 
     def put(self, index: int, event: Event) -> None:
+        """Once it has failed, nothing is kept any more."""
+        if self._error is not None:
+            return
+        if len(self._events) >= MAX_BACKLOG:
+            self._events.clear()
+            self.fail(UnreadAnswerError(f"The answer is ended: {MAX_BACKLOG} pieces of it were not read. Read it as it comes."))
+            self._on_overflow()
+            return
         self._events.append((index, event))
         self._wake()
 
@@ -51,14 +67,19 @@ class Mailbox:
         self._wake()
 
     async def take(self) -> list[tuple[int, Event]]:
-        """Everything new, at least one event. Raises what it failed with."""
+        """What is new, from one event to `MAX_TAKEN`. Raises what it failed with."""
         while not self._events:
             if self._error is not None:
                 raise self._error
             self._waiter = asyncio.get_running_loop().create_future()  # cheaper than an asyncio.Event, once per token
             await self._waiter
-        events, self._events = self._events, []
-        return events
+        if len(self._events) <= MAX_TAKEN:
+            events, self._events = self._events, []
+            return events
+        await asyncio.sleep(0)  # a client that reads again must not hold up the others
+        events = self._events[:MAX_TAKEN]
+        del self._events[:MAX_TAKEN]
+        return events or await self.take()  # it may have overflowed in between
 
     def _wake(self) -> None:
         waiter, self._waiter = self._waiter, None
@@ -86,7 +107,7 @@ class Answer:
     ) -> None:
         """`leave(request ids)` ends engine requests that this answer needs no longer."""
         self.choices = choices
-        self.mailbox = Mailbox()
+        self.mailbox = Mailbox(self._end_requests)
         self._endpoint = endpoint
         self._prompt_tokens = prompt_tokens
         self._arrived_s = arrived_s
@@ -183,8 +204,7 @@ class Answer:
             return
         self._closed = True
         self._timer.cancel()
-        self._leave(list(self._running))
-        self._running.clear()
+        self._end_requests()
         metrics = self._metrics
         metrics.open_requests.dec()
         metrics.generated_tokens.inc(sum(choice.completion_tokens for choice in self.choices))
@@ -247,6 +267,10 @@ class Answer:
             elif text:
                 lines.append(reply.text_with_logprobs(index, text, logprobs) if logprobs else reply.text(index, text))
         return lines
+
+    def _end_requests(self) -> None:
+        self._leave(list(self._running))
+        self._running.clear()
 
     def _expire(self) -> None:
         self.mailbox.fail(self._too_late())

@@ -198,6 +198,33 @@ async def test_a_client_that_does_not_read_is_given_up(monkeypatch: pytest.Monke
     assert desk.left == ["r0"]
 
 
+async def test_an_answer_that_nobody_reads_fails_and_ends_its_engine_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answers, "MAX_BACKLOG", 5)
+    desk = Desk()
+    answer = await desk.start()
+    desk.say(0, "abcde")
+    assert desk.left == []
+    desk.say(0, "fgh")
+    assert desk.left == ["r0"]
+    with pytest.raises(answers.UnreadAnswerError, match="Read it as it comes"):
+        await answer.next()
+    answer.close()
+
+
+async def test_a_backlog_is_handled_in_portions_between_which_others_have_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answers, "MAX_TAKEN", 2)
+    desk = Desk()
+    answer = await desk.start()
+    desk.say(0, "abcde")
+    turns: list[str] = []
+    asyncio.get_running_loop().call_soon(turns.append, "other")
+    assert [update.text for update in await answer.next()] == ["a", "b"]
+    assert turns == ["other"]
+    assert [update.text for update in await answer.next()] == ["c", "d"]
+    assert [update.text for update in await answer.next()] == ["e"]
+    answer.close()
+
+
 async def test_a_cancelled_stream_ends_its_engine_requests() -> None:
     desk = Desk(choices=2)
     task = asyncio.create_task(desk.stream())
