@@ -25,7 +25,9 @@ class Counters:
     generated_tokens: int = 0
     page_evictions: int = 0  # cached pages that were forgotten to make room
     finished: dict[FinishReason, int] = field(default_factory=lambda: dict.fromkeys(FinishReason, 0))
-    finish_times_s: deque[float] = field(default_factory=lambda: deque(maxlen=64))
+    queued_s: float = 0.0  # seconds of steps that left somebody waiting
+    # When the latest requests (some batches full) finished while somebody waited, on the clock of `queued_s`.
+    queued_finishes_s: deque[float] = field(default_factory=lambda: deque([0.0], maxlen=64))
 
     def figures(self) -> dict[str, int | dict[str, int]]:
         """For the metrics, as JSON has it: a counter's name -> its total, or its totals by the value of its label `reason`."""
@@ -39,10 +41,13 @@ class Counters:
             "pdmux_page_evictions_total": self.page_evictions,
         }
 
-    def retry_after_s(self, waiting: int, now: float) -> float:
-        """How long until those who wait now have started, if requests go on finishing as fast as lately; within 1 to 60 s."""
-        times = self.finish_times_s
-        if len(times) < 2:
+    def retry_after_s(self, waiting: int) -> float:
+        """How long until those who wait now have started, if requests go on finishing as fast as they did lately while others
+        waited (how fast they did at quieter times tells nothing of how fast they can); within 1 to 60 s."""
+        finishes = tuple(self.queued_finishes_s)  # at once: the step loop may append
+        first, last = finishes[0], finishes[-1]
+        later = sum(at > first for at in finishes)  # those of one step count together, or not at all
+        if not later:
             return _MIN_RETRY_S
-        per_s = len(times) / max(now - times[0], 1e-3)
+        per_s = later / max(last - first, self.queued_s - last)
         return min(max(waiting / per_s, _MIN_RETRY_S), _MAX_RETRY_S)

@@ -137,7 +137,7 @@ class Engine:
             raise RequestError(f"Request id {request.request_id!r} is in use. Choose another one.", param="request_id")
         waiting = self._loop.waiting
         if waiting >= self.limits.max_waiting:
-            raise QueueFullError(waiting, self.counters.retry_after_s(waiting, self._clock.now()))
+            raise QueueFullError(waiting, self.counters.retry_after_s(waiting))
         self._arrivals += 1
         request.arrival = self._arrivals
         return request

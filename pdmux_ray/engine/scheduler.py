@@ -28,13 +28,14 @@ class Scheduler:
 
     def __init__(self, limits: EngineLimits, pool: PagePool) -> None:
         self.pool = pool
-        self.counters = Counters()
+        self.counters = Counters(queued_finishes_s=deque([0.0], maxlen=4 * limits.max_batch))
         self.requests: dict[str, Request] = {}
         self.waiting: deque[Request] = deque()
         self.prefilling: list[Request] = []  # oldest arrival first
         self.decoding: list[Request] = []  # oldest arrival first
         self._batch_limits = limits.batch_limits()
         self._events: dict[str, list[TokenEvent]] = {}  # by sink
+        self._step_began_s = 0.0
 
     # What a policy sees.
 
@@ -69,6 +70,7 @@ class Scheduler:
     def apply(self, plan: StepPlan, now: float) -> StepBatch:
         """Preempts, starts requests and gives out pages. Raises IntegrityError when the plan does not fit the state."""
         requests = self.requests
+        self._step_began_s = now
         for request_id in plan.preempt:
             self._preempt(requests[request_id], now)
         # Hits are held before anyone takes a page, so that nobody's new page evicts another's hit.
@@ -94,6 +96,8 @@ class Scheduler:
                 f"a step of {len(batch.decodes)} decodes and {len(sampled)} sampled prefills answered with "
                 f"{len(tokens)} tokens and {len(output.logprobs)} logprobs"
             )
+        if self.waiting:
+            self.counters.queued_s += now - self._step_began_s
         results = zip(tokens, logprobs, strict=True)
         # `zip` asks the decodes first, so that it leaves the prefills' results untouched.
         for sequence, (token, logprob) in zip(batch.decodes, results, strict=False):
@@ -220,7 +224,8 @@ class Scheduler:
         request.move(phase, now)
         del self.requests[request.request_id]
         self.counters.finished[finish] += 1
-        self.counters.finish_times_s.append(now)
+        if self.waiting:
+            self.counters.queued_finishes_s.append(self.counters.queued_s)
 
     def _queue(self, request: Request) -> deque[Request] | list[Request]:
         if request.phase is Phase.DECODE:

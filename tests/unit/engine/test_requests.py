@@ -235,6 +235,27 @@ def test_the_retry_time_follows_the_recent_rate_of_finished_requests(worlds: Wor
     assert 20 < refused.value.retry_after_s < 30
 
 
+def test_the_retry_time_is_about_how_long_the_queue_takes_whatever_was_before(worlds: Worlds) -> None:
+    clock = VirtualClock()
+    engine, _ = worlds(limits(max_waiting=60, max_batch=4), clock=clock)
+    for i in range(20):  # one by one, with long pauses
+        engine.submit(request(f"calm{i}", [i] * 8, max_tokens=50))
+        drain(engine)
+        clock.sleep(100)
+    for i in range(60):
+        engine.submit(request(f"flood{i}", [i % 50] * 8, max_tokens=50))
+    while engine.load().waiting > 40:
+        engine.step()
+    for i in range(20):
+        engine.submit(request(f"late{i}", [i] * 8, max_tokens=50))
+    with pytest.raises(QueueFullError) as refused:
+        engine.submit(request("more"))
+    told_s, since_s = refused.value.retry_after_s, clock.now()
+    while engine.load().waiting:
+        engine.step()
+    assert 0.7 < told_s / (clock.now() - since_s) < 1.5
+
+
 def test_a_pool_smaller_than_the_context_cuts_the_context(worlds: Worlds, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         engine, log = worlds(limits(context_length=64), pages=8)
