@@ -2,6 +2,8 @@
 
 haproxy   HAProxy in front, connected straight to the gateways: no Python between the socket and the gateway.
 proxy     Serve's own proxy in Python: nothing to configure, and what `serve run` does by itself.
+          It waits for a request's head as long as a client likes, and answers 500 to an `x-request-id` that is not ASCII;
+          with HAProxy `haproxy_loopback.sh` sees to both.
 
 What listens with haproxy, with `http_options.host: 127.0.0.1`: HAProxy on the HTTP port, each gateway on a port of 30000 to
 31000, HAProxy's statistics page and metrics and Serve's own proxy (the fallback while there is no gateway) on a free port each;
