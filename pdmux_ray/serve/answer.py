@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from pdmux_ray.errors import DeadlineError, InstanceUnavailableError, RequestError
@@ -18,6 +19,7 @@ from pdmux_ray.serve.wire import Event, unpack_error
 from pdmux_ray.types import FinishReason
 
 PATIENCE_S = 1.0
+INLINE_LOGPROBS = 2000  # an answer with more of them is written in a thread; these take a few milliseconds
 MAX_TAKEN = 256  # events that are handled without a turn for others
 MAX_BACKLOG = 10_000  # events of one answer that wait for its client to read
 
@@ -42,7 +44,7 @@ class Update(NamedTuple):
 class Mailbox:
     """Events of one HTTP request, from the link that reads them to the handler that waits for them."""
 
-    def __init__(self, on_overflow: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, on_overflow: Callable[[], None]) -> None:
         """`on_overflow` is called when the handler has not come for `MAX_BACKLOG` events; the mailbox has failed then."""
         self._events: list[tuple[int, Event]] = []  # (choice index, event)
         self._error: Exception | None = None
@@ -155,7 +157,7 @@ class Answer:
             self._error = error
             raise
 
-    async def whole(self, reply: Reply, updates: list[Update]) -> dict[str, Any]:
+    async def whole(self, reply: Reply, updates: list[Update]) -> bytes:
         """The answer's body. `updates` are those of the first `next`."""
         texts = [""] * len(self.choices)
         logprobs: list[list[LogprobEntry]] = [[] for _ in self.choices]
@@ -164,8 +166,11 @@ class Answer:
                 texts[update.choice.index] += update.text
                 logprobs[update.choice.index] += update.logprobs
             if self.finished:
-                return reply.whole(self.choices, texts, logprobs, self.usage())
+                break
             updates = await self.next()
+        write = partial(reply.whole, self.choices, texts, logprobs, self.usage())
+        named = sum(1 + len(top) for entries in logprobs for _, _, top in entries)
+        return write() if named <= INLINE_LOGPROBS else await asyncio.to_thread(write)
 
     async def chunks(self, reply: Reply, updates: list[Update], usage_asked: bool) -> AsyncGenerator[bytes, None]:
         """The answer's events, one chunk per piece of news. An error becomes a last event, without [DONE]. Closes itself."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from pdmux_ray.config import GatewayConfig
 from pdmux_ray.errors import ContextLengthError, RequestError
@@ -21,7 +21,7 @@ from pdmux_ray.serve.generation import Choice
 from pdmux_ray.serve.links import Link, Links
 from pdmux_ray.serve.openai import ChatRequest, CompletionRequest, parse
 from pdmux_ray.serve.problems import UnknownModelError
-from pdmux_ray.serve.replies import ChatReply, CompletionReply, Reply
+from pdmux_ray.serve.replies import ChatReply, CompletionReply, KeptNames, Reply
 from pdmux_ray.serve.sse import EventStream
 from pdmux_ray.text.stream import TextStream
 from pdmux_ray.text.tokenizer import Tokenizer
@@ -67,6 +67,7 @@ class Completions:
         self._model = model
         self._config = config
         self._tokenizer = tokenizer
+        self._names = KeptNames(tokenizer)
         self._links = links
         self._metrics = metrics
         self._request_ids = (f"{links.gateway_id}-{number}" for number in itertools.count())
@@ -107,7 +108,7 @@ class Completions:
             await answer.start(link.submit(requests, answer.mailbox, answer.left_s))
             updates = await answer.next()
             if not body.stream:
-                return JSONResponse(await answer.whole(job.reply, updates))
+                return Response(await answer.whole(job.reply, updates), media_type="application/json")
             streams = True
         finally:
             if not streams:
@@ -144,7 +145,7 @@ class Completions:
             int(time.time()),
             stream=bool(body.stream),
             usage_asked=body.include_usage,
-            names=self._tokenizer,
+            names=self._names,
         )
         return reply
 

@@ -41,10 +41,21 @@ class Problem:
     headers: dict[str, str] = field(default_factory=dict)
 
     def body(self) -> dict[str, Any]:
-        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
+        """A message may quote what the client sent, of any length: a long one is cut in its middle."""
+        param = _cut(self.param, MAX_PARAM_CHARS) if self.param is not None else None
+        message = _cut(self.message, MAX_MESSAGE_CHARS)
+        return {"error": {"message": message, "type": self.type, "param": param, "code": self.code}}
 
+
+MAX_MESSAGE_CHARS = 400
+MAX_PARAM_CHARS = 200
 
 _INVALID = "invalid_request_error"
+
+
+def _cut(text: str, chars: int) -> str:
+    half = chars // 2
+    return text if len(text) <= chars else f"{text[:half]} [...] {text[-half:]}"
 
 
 def problem(error: BaseException) -> Problem:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, Protocol
 
 from pdmux_ray.serve import sse
 from pdmux_ray.serve.generation import Choice, LogprobEntry
+
+NAMED_TOKENS = 16384  # whose names are kept
+SLICE = 64  # tokens whose log probabilities are written without a turn for other threads: about a millisecond
 
 
 class TokenNames(Protocol):
@@ -15,6 +20,14 @@ class TokenNames(Protocol):
     def token_text(self, token_id: int) -> str: ...
 
     def token_bytes(self, token_id: int) -> bytes: ...
+
+
+class KeptNames:
+    """Another's names, each made once: an answer with log probabilities names the same tokens over and over."""
+
+    def __init__(self, names: TokenNames) -> None:
+        self.token_text = lru_cache(NAMED_TOKENS)(names.token_text)
+        self.token_bytes = lru_cache(NAMED_TOKENS)(names.token_bytes)
 
 
 class Reply(Protocol):
@@ -40,8 +53,8 @@ class Reply(Protocol):
         texts: Sequence[str],
         logprobs: Sequence[Sequence[LogprobEntry]],
         usage: dict[str, Any],
-    ) -> dict[str, Any]:
-        """The answer of a request without `stream`."""
+    ) -> bytes:
+        """The answer of a request without `stream`. Any thread may write it; the others get their turns all along."""
 
 
 class _Reply:
@@ -78,13 +91,25 @@ class _Reply:
         texts: Sequence[str],
         logprobs: Sequence[Sequence[LogprobEntry]],
         usage: dict[str, Any],
-    ) -> dict[str, Any]:
-        answers = [
-            self._full(choice.index, text)
-            | {"logprobs": self._logprobs(choice.index, entries) if entries else None, "finish_reason": choice.finish}
-            for choice, text, entries in zip(choices, texts, logprobs, strict=True)
-        ]
-        return self._head | {"choices": answers, "usage": usage}
+    ) -> bytes:
+        answers = [self._written(*answer) for answer in zip(choices, texts, logprobs, strict=True)]
+        return f'{sse.to_json(self._head)[:-1]},"choices":[{",".join(answers)}],"usage":{sse.to_json(usage)}}}'.encode()
+
+    def _written(self, choice: Choice, text: str, entries: Sequence[LogprobEntry]) -> str:
+        rest = sse.to_json(self._full(choice.index, text) | {"finish_reason": choice.finish})
+        return f'{rest[:-1]},"logprobs":{self._written_logprobs(choice.index, entries) if entries else "null"}}}'
+
+    def _written_logprobs(self, index: int, entries: Sequence[LogprobEntry]) -> str:
+        """`_logprobs` in slices: the encoder lets no other thread run while it is at work."""
+        columns: dict[str, list[str]] = {}
+        for start in range(0, len(entries), SLICE):
+            for name, value in self._logprobs(index, entries[start : start + SLICE]).items():
+                columns.setdefault(name, []).append(sse.to_json(value))
+        joined = {
+            name: f"[{','.join(part[1:-1] for part in parts)}]" if parts[0][0] == "[" else parts[0]
+            for name, parts in columns.items()
+        }
+        return "{" + ",".join(f'"{name}":{value}' for name, value in joined.items()) + "}"
 
     def _document(self, choice: dict[str, Any]) -> dict[str, Any]:
         return self._head | {"choices": [choice]} | self._tail
@@ -93,6 +118,7 @@ class _Reply:
         raise NotImplementedError
 
     def _full(self, index: int, text: str) -> dict[str, Any]:
+        """A choice of a whole answer, but for `logprobs` and `finish_reason`."""
         raise NotImplementedError
 
     def _logprobs(self, index: int, entries: Sequence[LogprobEntry]) -> dict[str, Any]:
@@ -139,24 +165,44 @@ class CompletionReply(_Reply):
         self, response_id: str, model: str, created: int, *, stream: bool, usage_asked: bool, names: TokenNames
     ) -> None:
         super().__init__("text_completion", response_id, model, created, usage_asked, names)
-        self._offsets: dict[int, int] = {}  # choice index -> characters of token text so far
+        self._offsets: dict[int, int] = {}  # choice index -> characters so far
+        self._decoders: dict[int, codecs.IncrementalDecoder] = {}  # choice index -> with the bytes of a character begun
 
     def _piece(self, index: int, text: str) -> dict[str, Any]:
         return {"index": index, "text": text, "logprobs": None, "finish_reason": None}
 
-    _full = _piece
+    def _full(self, index: int, text: str) -> dict[str, Any]:
+        return {"index": index, "text": text}
 
     def _logprobs(self, index: int, entries: Sequence[LogprobEntry]) -> dict[str, Any]:
-        tokens = [self._names.token_text(token) for token, _, _ in entries]
-        offset = self._offsets.get(index, 0)
-        offsets = []
-        for token in tokens:
-            offsets.append(offset)
-            offset += len(token)
-        self._offsets[index] = offset
         return {
-            "tokens": tokens,
+            "tokens": [self._name(token) for token, _, _ in entries],
             "token_logprobs": [logprob for _, logprob, _ in entries],
-            "top_logprobs": [{self._names.token_text(t): p for t, p in top} for _, _, top in entries],
-            "text_offset": offsets,
+            "top_logprobs": [self._top(entry) for entry in entries],
+            "text_offset": [self._offset(index, token) for token, _, _ in entries],
         }
+
+    def _name(self, token: int) -> str:
+        """A token that is not whole characters goes by its bytes, as at OpenAI."""
+        raw = self._names.token_bytes(token)
+        try:
+            return raw.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+
+    def _top(self, entry: LogprobEntry) -> dict[str, float]:
+        """The best and the chosen token. Of several with the same name the best counts."""
+        token, logprob, top = entry
+        named: dict[str, float] = {}
+        for other, value in (*top, (token, logprob)):
+            named.setdefault(self._name(other), value)
+        return named
+
+    def _offset(self, index: int, token: int) -> int:
+        """Where the token's text begins: tokens that share a character begin where it does."""
+        decoder = self._decoders.get(index)
+        if decoder is None:
+            decoder = self._decoders[index] = codecs.getincrementaldecoder("utf-8")("replace")
+        offset = self._offsets.get(index, 0)
+        self._offsets[index] = offset + len(decoder.decode(self._names.token_bytes(token)))
+        return offset

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -223,6 +224,26 @@ async def test_a_backlog_is_handled_in_portions_between_which_others_have_their_
     assert [update.text for update in await answer.next()] == ["c", "d"]
     assert [update.text for update in await answer.next()] == ["e"]
     answer.close()
+
+
+@pytest.mark.parametrize("large", [True, False])
+async def test_a_large_answer_with_logprobs_is_written_in_a_thread(large: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answers, "INLINE_LOGPROBS", 1 if large else 2)
+    threads: list[threading.Thread] = []
+
+    class Noting(Letters):
+        def token_text(self, token_id: int) -> str:
+            threads.append(threading.current_thread())
+            return super().token_text(token_id)
+
+    desk = Desk()
+    answer = await desk.start()
+    answer.mailbox.put(0, ("r0", 97, (-0.5, ((98, -1.0),)), "length", None, None))
+    reply = ChatReply("id", "m", 1, stream=False, usage_asked=False, names=Noting())
+    written = json.loads(await answer.whole(reply, await answer.next()))
+    answer.close()
+    assert written["choices"][0]["message"]["content"] == "a"
+    assert (threading.current_thread() in threads) is not large
 
 
 async def test_a_cancelled_stream_ends_its_engine_requests() -> None:

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from pdmux_ray.serve import sse
-from pdmux_ray.serve.replies import ChatReply, CompletionReply
-from tests.unit.serve.fakes import Letters
+from pdmux_ray.serve import replies, sse
+from pdmux_ray.serve.generation import Choice
+from pdmux_ray.serve.replies import ChatReply, CompletionReply, KeptNames
+from tests.unit.serve.fakes import Letters, LetterText
 
 TRICKY = ['"', "\\", "\n\r\t", "\x00", "é", "你好", "🙂", "\u2028", "</script>", " ", "data: [DONE]\n\n"]
 ENTRIES = [(97, -0.5, ((97, -0.5), (98, -1.5))), (98, -0.25, ())]
@@ -78,8 +79,52 @@ def test_completion_logprobs_count_text_offsets_across_chunks() -> None:
     first = read(reply.text_with_logprobs(0, "ab", ENTRIES))["choices"][0]["logprobs"]
     second = read(reply.text_with_logprobs(0, "a", ENTRIES[:1]))["choices"][0]["logprobs"]
     assert first["tokens"] == ["a", "b"]
-    assert first["top_logprobs"] == [{"a": -0.5, "b": -1.5}, {}]
+    assert first["top_logprobs"] == [{"a": -0.5, "b": -1.5}, {"b": -0.25}]  # always with the chosen token
     assert first["text_offset"] + second["text_offset"] == [0, 1, 2]
+
+
+class Bytes(Letters):
+    """A token is a byte."""
+
+    def token_text(self, token_id: int) -> str:
+        return self.token_bytes(token_id).decode(errors="replace")
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return bytes([token_id])
+
+
+def test_completion_logprobs_name_a_part_of_a_character_by_its_bytes() -> None:
+    reply = CompletionReply("cmpl-1", "m", 7, stream=True, usage_asked=False, names=Bytes())
+    entries = [(byte, -0.5, ((byte, -0.5), (0x9F, -1.5), (0x98, -2.5))) for byte in "a🙂b".encode()]
+    logprobs = read(reply.text_with_logprobs(0, "a🙂b", entries))["choices"][0]["logprobs"]
+    assert logprobs["tokens"] == ["a", r"bytes:\xf0", r"bytes:\x9f", r"bytes:\x99", r"bytes:\x82", "b"]
+    assert logprobs["top_logprobs"][1] == {r"bytes:\xf0": -0.5, r"bytes:\x9f": -1.5, r"bytes:\x98": -2.5}
+    assert logprobs["text_offset"] == [0, 1, 1, 1, 1, 2]
+
+
+def test_of_tokens_with_the_same_name_the_best_counts() -> None:
+    class Same(Letters):
+        def token_bytes(self, token_id: int) -> bytes:
+            return b"x"
+
+    reply = CompletionReply("cmpl-1", "m", 7, stream=True, usage_asked=False, names=Same())
+    event = reply.text_with_logprobs(0, "x", [(97, -2.5, ((98, -0.5), (99, -1.5)))])
+    assert read(event)["choices"][0]["logprobs"]["top_logprobs"] == [{"x": -0.5}]
+
+
+@pytest.mark.parametrize("make", [ChatReply, CompletionReply])
+def test_a_whole_answer_says_what_the_stream_says_however_it_is_sliced(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replies, "SLICE", 1)
+    choices = [Choice(index, f"r{index}", LetterText()) for index in (0, 1)]
+    choices[0].finish, choices[1].finish = "stop", "length"
+    reply = make("id", "m", 7, stream=False, usage_asked=False, names=KeptNames(Letters()))
+    document = json.loads(reply.whole(choices, ['a"b', "c"], [ENTRIES * 2, []], {"total_tokens": 3}))
+    stream = make("id", "m", 7, stream=True, usage_asked=False, names=Letters())
+    closing = read(stream.closing(0, 'a"b', ENTRIES * 2, "stop"))["choices"][0]
+    assert document["choices"][0]["logprobs"] == closing["logprobs"]
+    assert [choice["finish_reason"] for choice in document["choices"]] == ["stop", "length"]
+    assert document["choices"][1]["logprobs"] is None
+    assert (document["usage"], document["model"]) == ({"total_tokens": 3}, "m")
 
 
 async def test_an_event_stream_sends_every_chunk_in_one_message_and_closes_its_source() -> None:
