@@ -169,7 +169,7 @@ class Answer:
                 break
             updates = await self.next()
         write = partial(reply.whole, self.choices, texts, logprobs, self.usage())
-        named = sum(1 + len(top) for entries in logprobs for _, _, top in entries)
+        named = sum(1 + len(top) for entries in logprobs for _, _, top, _ in entries)
         return write() if named <= INLINE_LOGPROBS else await asyncio.to_thread(write)
 
     async def chunks(self, reply: Reply, updates: list[Update], usage_asked: bool) -> AsyncGenerator[bytes, None]:

@@ -8,8 +8,9 @@ from typing import Protocol, TypeAlias
 from pdmux_ray.serve.wire import Event
 from pdmux_ray.types import FinishReason
 
-# (token id, its log probability, ((token id, log probability) of the best, ...))
-LogprobEntry: TypeAlias = tuple[int, float, tuple[tuple[int, float], ...]]
+# (token id, its log probability, ((token id, log probability) of the best, ...), where in the text it begins: several tokens
+# that make up one character begin where it does)
+LogprobEntry: TypeAlias = tuple[int, float, tuple[tuple[int, float], ...], int]
 
 LOWEST_LOGPROB = -9999.0
 
@@ -20,6 +21,9 @@ class Text(Protocol):
     """`pdmux_ray.text.stream.TextStream`, as far as it is needed here."""
 
     stopped: bool
+
+    @property
+    def chars(self) -> int: ...
 
     def push(self, token_id: int) -> str: ...
 
@@ -56,7 +60,7 @@ class Choice:
             self.completion_tokens += 1
         elif token is not None:
             if logprobs is not None:
-                self.logprobs.append(_finite(token, *logprobs))
+                self.logprobs.append(_finite(token, logprobs[0], logprobs[1], self._text.chars))
             shown = self._push(token)
         if finish is not None and self.finish is None:
             shown += self._text.finish()
@@ -75,6 +79,6 @@ class Choice:
         return shown
 
 
-def _finite(token: int, logprob: float, top: Sequence[tuple[int, float]]) -> LogprobEntry:
+def _finite(token: int, logprob: float, top: Sequence[tuple[int, float]], offset: int) -> LogprobEntry:
     """JSON has no infinity: a token that was impossible gets a very low number instead, as other servers give it."""
-    return (token, max(logprob, LOWEST_LOGPROB), tuple((other, max(p, LOWEST_LOGPROB)) for other, p in top))
+    return (token, max(logprob, LOWEST_LOGPROB), tuple((other, max(p, LOWEST_LOGPROB)) for other, p in top), offset)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, Protocol
@@ -76,10 +75,10 @@ class _Reply:
         return template.fill(text)
 
     def text_with_logprobs(self, index: int, text: str, entries: Sequence[LogprobEntry]) -> bytes:
-        return sse.event(self._document(self._piece(index, text) | {"logprobs": self._logprobs(index, entries)}))
+        return sse.event(self._document(self._piece(index, text) | {"logprobs": self._logprobs(entries)}))
 
     def closing(self, index: int, text: str, entries: Sequence[LogprobEntry], finish: str) -> bytes:
-        logprobs = self._logprobs(index, entries) if entries else None
+        logprobs = self._logprobs(entries) if entries else None
         return sse.event(self._document(self._piece(index, text) | {"logprobs": logprobs, "finish_reason": finish}))
 
     def usage(self, usage: dict[str, Any]) -> bytes:
@@ -97,13 +96,13 @@ class _Reply:
 
     def _written(self, choice: Choice, text: str, entries: Sequence[LogprobEntry]) -> str:
         rest = sse.to_json(self._full(choice.index, text) | {"finish_reason": choice.finish})
-        return f'{rest[:-1]},"logprobs":{self._written_logprobs(choice.index, entries) if entries else "null"}}}'
+        return f'{rest[:-1]},"logprobs":{self._written_logprobs(entries) if entries else "null"}}}'
 
-    def _written_logprobs(self, index: int, entries: Sequence[LogprobEntry]) -> str:
+    def _written_logprobs(self, entries: Sequence[LogprobEntry]) -> str:
         """`_logprobs` in slices: the encoder lets no other thread run while it is at work."""
         columns: dict[str, list[str]] = {}
         for start in range(0, len(entries), SLICE):
-            for name, value in self._logprobs(index, entries[start : start + SLICE]).items():
+            for name, value in self._logprobs(entries[start : start + SLICE]).items():
                 columns.setdefault(name, []).append(sse.to_json(value))
         joined = {
             name: f"[{','.join(part[1:-1] for part in parts)}]" if parts[0][0] == "[" else parts[0]
@@ -121,7 +120,7 @@ class _Reply:
         """A choice of a whole answer, but for `logprobs` and `finish_reason`."""
         raise NotImplementedError
 
-    def _logprobs(self, index: int, entries: Sequence[LogprobEntry]) -> dict[str, Any]:
+    def _logprobs(self, entries: Sequence[LogprobEntry]) -> dict[str, Any]:
         raise NotImplementedError
 
 
@@ -145,11 +144,11 @@ class ChatReply(_Reply):
     def _full(self, index: int, text: str) -> dict[str, Any]:
         return {"index": index, "message": {"role": "assistant", "content": text, "refusal": None}}
 
-    def _logprobs(self, index: int, entries: Sequence[LogprobEntry]) -> dict[str, Any]:
+    def _logprobs(self, entries: Sequence[LogprobEntry]) -> dict[str, Any]:
         return {
             "content": [
                 self._named(token, logprob) | {"top_logprobs": [self._named(*other) for other in top]}
-                for token, logprob, top in entries
+                for token, logprob, top, _ in entries
             ],
             "refusal": None,
         }
@@ -165,8 +164,6 @@ class CompletionReply(_Reply):
         self, response_id: str, model: str, created: int, *, stream: bool, usage_asked: bool, names: TokenNames
     ) -> None:
         super().__init__("text_completion", response_id, model, created, usage_asked, names)
-        self._offsets: dict[int, int] = {}  # choice index -> characters so far
-        self._decoders: dict[int, codecs.IncrementalDecoder] = {}  # choice index -> with the bytes of a character begun
 
     def _piece(self, index: int, text: str) -> dict[str, Any]:
         return {"index": index, "text": text, "logprobs": None, "finish_reason": None}
@@ -174,12 +171,12 @@ class CompletionReply(_Reply):
     def _full(self, index: int, text: str) -> dict[str, Any]:
         return {"index": index, "text": text}
 
-    def _logprobs(self, index: int, entries: Sequence[LogprobEntry]) -> dict[str, Any]:
+    def _logprobs(self, entries: Sequence[LogprobEntry]) -> dict[str, Any]:
         return {
-            "tokens": [self._name(token) for token, _, _ in entries],
-            "token_logprobs": [logprob for _, logprob, _ in entries],
+            "tokens": [self._name(token) for token, _, _, _ in entries],
+            "token_logprobs": [logprob for _, logprob, _, _ in entries],
             "top_logprobs": [self._top(entry) for entry in entries],
-            "text_offset": [self._offset(index, token) for token, _, _ in entries],
+            "text_offset": [offset for _, _, _, offset in entries],
         }
 
     def _name(self, token: int) -> str:
@@ -192,17 +189,8 @@ class CompletionReply(_Reply):
 
     def _top(self, entry: LogprobEntry) -> dict[str, float]:
         """The best and the chosen token. Of several with the same name the best counts."""
-        token, logprob, top = entry
+        token, logprob, top, _ = entry
         named: dict[str, float] = {}
         for other, value in (*top, (token, logprob)):
             named.setdefault(self._name(other), value)
         return named
-
-    def _offset(self, index: int, token: int) -> int:
-        """Where the token's text begins: tokens that share a character begin where it does."""
-        decoder = self._decoders.get(index)
-        if decoder is None:
-            decoder = self._decoders[index] = codecs.getincrementaldecoder("utf-8")("replace")
-        offset = self._offsets.get(index, 0)
-        self._offsets[index] = offset + len(decoder.decode(self._names.token_bytes(token)))
-        return offset

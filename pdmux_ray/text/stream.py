@@ -38,6 +38,11 @@ class TextStream:
         self._held = ""  # decoded, not shown: the longest tail that a stop string could begin with
         self.stopped = False  # a stop string is complete; nothing more will be shown
 
+    @property
+    def chars(self) -> int:
+        """Whole characters so far, shown or held back."""
+        return self._detokenizer.chars
+
     def push(self, token_id: int) -> str:
         """The text that may be shown now. "" while a character or a stop string could still be forming."""
         if self.stopped:
@@ -73,7 +78,7 @@ class _Detokenizer:
         self._tokenizer = tokenizer
         self._stream = DecodeStream(skip_special_tokens=True)
         self._ids: list[int] = []
-        self._chars = 0  # characters handed out
+        self.chars = 0  # characters handed out
 
     def push(self, token_id: int) -> str:
         self._ids.append(token_id)
@@ -84,12 +89,12 @@ class _Detokenizer:
                 raise
             self._stream = DecodeStream(ids=[token_id], skip_special_tokens=True)
             return self.finish()
-        self._chars += len(text)
+        self.chars += len(text)
         return text
 
     def finish(self) -> str:
-        text = self._tokenizer.decode(self._ids)[self._chars :]
-        self._chars += len(text)
+        text = self._tokenizer.decode(self._ids)[self.chars :]
+        self.chars += len(text)
         return text
 
 

@@ -20,9 +20,11 @@ class LetterText:
 
     def __init__(self) -> None:
         self.stopped = False
+        self.chars = 0
         self._held = ""
 
     def push(self, token_id: int) -> str:
+        self.chars += 1
         text = self._held + chr(token_id)
         self._held = ""
         if text.endswith("!"):

@@ -265,7 +265,7 @@ async def test_logprobs_come_with_the_text_they_belong_to() -> None:
     for char in "a?b":  # "?" is held back until "b"
         answer.mailbox.put(0, ("r0", ord(char), (-0.5, ()), None, None, None))
     updates = await answer.next()
-    assert [(update.text, [token for token, _, _ in update.logprobs]) for update in updates] == [
+    assert [(update.text, [token for token, _, _, _ in update.logprobs]) for update in updates] == [
         ("a", [97]),
         ("", []),
         ("?b", [63, 98]),
@@ -273,9 +273,18 @@ async def test_logprobs_come_with_the_text_they_belong_to() -> None:
     answer.close()
 
 
+async def test_a_token_begins_where_the_text_before_it_ends_shown_or_not() -> None:
+    desk = Desk()
+    answer = await desk.start()
+    for char in "a?bc":
+        answer.mailbox.put(0, ("r0", ord(char), (-0.5, ()), None, None, None))
+    assert [offset for update in await answer.next() for _, _, _, offset in update.logprobs] == [0, 1, 2, 3]
+    answer.close()
+
+
 async def test_an_impossible_token_has_a_log_probability_that_json_can_carry() -> None:
     desk = Desk()
     answer = await desk.start()
     answer.mailbox.put(0, ("r0", 97, (float("-inf"), ((98, float("-inf")),)), "length", None, None))
-    assert [update.logprobs for update in await answer.next()] == [[(97, -9999.0, ((98, -9999.0),))]]
+    assert [update.logprobs for update in await answer.next()] == [[(97, -9999.0, ((98, -9999.0),), 0)]]
     answer.close()

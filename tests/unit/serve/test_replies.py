@@ -12,7 +12,7 @@ from pdmux_ray.serve.replies import ChatReply, CompletionReply, KeptNames
 from tests.unit.serve.fakes import Letters, LetterText
 
 TRICKY = ['"', "\\", "\n\r\t", "\x00", "é", "你好", "🙂", "\u2028", "</script>", " ", "data: [DONE]\n\n"]
-ENTRIES = [(97, -0.5, ((97, -0.5), (98, -1.5))), (98, -0.25, ())]
+ENTRIES = [(97, -0.5, ((97, -0.5), (98, -1.5)), 0), (98, -0.25, (), 1)]
 
 
 def chat(stream: bool = True, usage_asked: bool = False) -> ChatReply:
@@ -74,13 +74,12 @@ def test_chat_logprobs_name_token_bytes_and_alternatives() -> None:
     }
 
 
-def test_completion_logprobs_count_text_offsets_across_chunks() -> None:
-    reply = completion()
-    first = read(reply.text_with_logprobs(0, "ab", ENTRIES))["choices"][0]["logprobs"]
-    second = read(reply.text_with_logprobs(0, "a", ENTRIES[:1]))["choices"][0]["logprobs"]
+def test_completion_logprobs_are_four_lists() -> None:
+    first = read(completion().text_with_logprobs(0, "ab", ENTRIES))["choices"][0]["logprobs"]
     assert first["tokens"] == ["a", "b"]
     assert first["top_logprobs"] == [{"a": -0.5, "b": -1.5}, {"b": -0.25}]  # always with the chosen token
-    assert first["text_offset"] + second["text_offset"] == [0, 1, 2]
+    assert first["token_logprobs"] == [-0.5, -0.25]
+    assert first["text_offset"] == [0, 1]
 
 
 class Bytes(Letters):
@@ -95,11 +94,10 @@ class Bytes(Letters):
 
 def test_completion_logprobs_name_a_part_of_a_character_by_its_bytes() -> None:
     reply = CompletionReply("cmpl-1", "m", 7, stream=True, usage_asked=False, names=Bytes())
-    entries = [(byte, -0.5, ((byte, -0.5), (0x9F, -1.5), (0x98, -2.5))) for byte in "a🙂b".encode()]
+    entries = [(byte, -0.5, ((byte, -0.5), (0x9F, -1.5), (0x98, -2.5)), 0) for byte in "a🙂b".encode()]
     logprobs = read(reply.text_with_logprobs(0, "a🙂b", entries))["choices"][0]["logprobs"]
     assert logprobs["tokens"] == ["a", r"bytes:\xf0", r"bytes:\x9f", r"bytes:\x99", r"bytes:\x82", "b"]
     assert logprobs["top_logprobs"][1] == {r"bytes:\xf0": -0.5, r"bytes:\x9f": -1.5, r"bytes:\x98": -2.5}
-    assert logprobs["text_offset"] == [0, 1, 1, 1, 1, 2]
 
 
 def test_of_tokens_with_the_same_name_the_best_counts() -> None:
@@ -108,7 +106,7 @@ def test_of_tokens_with_the_same_name_the_best_counts() -> None:
             return b"x"
 
     reply = CompletionReply("cmpl-1", "m", 7, stream=True, usage_asked=False, names=Same())
-    event = reply.text_with_logprobs(0, "x", [(97, -2.5, ((98, -0.5), (99, -1.5)))])
+    event = reply.text_with_logprobs(0, "x", [(97, -2.5, ((98, -0.5), (99, -1.5)), 0)])
     assert read(event)["choices"][0]["logprobs"]["top_logprobs"] == [{"x": -0.5}]
 
 

@@ -126,3 +126,13 @@ def test_bytes_that_are_no_text_do_not_break_a_byte_fallback_stream(seed: int) -
 
 def test_an_empty_stop_string_stops_nothing() -> None:
     assert "".join(stream(BYTE_LEVEL.encode("abc"), stop=("",))) == "abc"
+
+
+@given(texts)
+def test_the_characters_so_far_are_counted_whether_shown_or_held_back(text: str) -> None:
+    tokens = BYTE_LEVEL.encode(text)
+    seen = TextStream(BYTE_LEVEL, ("stopp",))
+    for number, token in enumerate(tokens, 1):
+        seen.push(token)
+        if not seen.stopped:
+            assert seen.chars == len(BYTE_LEVEL.decode(tokens[:number]).rstrip("\ufffd"))
