@@ -91,12 +91,17 @@ class Engine:
             step_age_s=self._loop.step_age_s,
         )
 
-    def problem(self) -> str | None:
-        """Why the engine is unhealthy; None while it is healthy."""
+    def defect(self) -> str | None:
+        """Why the engine will never take a step again; None while it may."""
         if self._loop.broken:
             return f"the engine is broken: {self._loop.broken}"
-        if self._closed:
-            return "the engine is closed"
+        return "the engine is closed" if self._closed else None
+
+    def problem(self) -> str | None:
+        """Why the engine is unhealthy: a defect, or a stall, which may pass. None while it is healthy."""
+        defect = self.defect()
+        if defect is not None:
+            return defect
         age_s = self._loop.step_age_s
         if stalled(age_s, self.limits.stall_timeout_s):
             return f"the step under way has taken {age_s:.1f} s, more than {self.limits.stall_timeout_s:.1f} s"

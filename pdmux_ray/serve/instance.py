@@ -59,7 +59,7 @@ class Instance:
             "context_length": limits.context_length,
             "vocab_size": limits.vocab_size,
             "max_waiting": limits.max_waiting,
-            "ailing": self._engine.problem() is not None,
+            "ailing": self._engine.defect() is not None,  # a stall shows in the load figures, and so does its end
         }
 
     async def check_health(self) -> None:

@@ -258,10 +258,10 @@ def test_a_broken_invariant_reaches_who_steps_by_hand(worlds: Worlds) -> None:
 def test_a_stalled_step_makes_the_engine_unhealthy_until_it_ends(worlds: Worlds) -> None:
     runner = SlowRunner(64, PAGE, 0.0, 0.0, VirtualClock(), vocab_size=VOCAB)
     engine, _ = worlds(runner=lambda _: runner, clock=runner._clock)
-    runner.ask = engine.problem
+    runner.ask = lambda: f"{engine.problem()}; defect: {engine.defect()}"
     engine.submit(request("r", max_tokens=1))
     engine.step()
-    assert "has taken 31.0 s, more than 30.0 s" in (runner.answer or "")
+    assert runner.answer == "the step under way has taken 31.0 s, more than 30.0 s; defect: None"
     engine.step()
     assert engine.problem() is None
 
