@@ -24,7 +24,7 @@ def drain(engine: Engine) -> None:
         assert steps < 5_000, "the engine makes no progress"
 
 
-def run(worlds: Worlds, requests: list[NewRequest], pages: int = 64, **changes: object) -> Engine:
+def run_and_check(worlds: Worlds, requests: list[NewRequest], pages: int = 64, **changes: object) -> Engine:
     """Runs requests together and checks each one's tokens."""
     bounds = limits(**changes)
     engine, log = worlds(bounds, pages)
@@ -39,27 +39,27 @@ def run(worlds: Worlds, requests: list[NewRequest], pages: int = 64, **changes: 
 @MODES
 def test_a_preempted_request_resumes_with_the_same_tokens(worlds: Worlds, mode: Mode) -> None:
     requests = [request(f"r{i}", [i] * 10, max_tokens=30, seed=i) for i in range(4)]
-    engine = run(worlds, requests, pages=20, mode=mode)
+    engine = run_and_check(worlds, requests, pages=20, mode=mode)
     assert engine.counters.preemptions > 0
 
 
 @MODES
 def test_requests_that_share_a_prompt_and_are_preempted_keep_their_tokens(worlds: Worlds, mode: Mode) -> None:
     requests = [request(f"r{i}", [1] * 17, max_tokens=30, seed=i) for i in range(6)]
-    engine = run(worlds, requests, pages=16, mode=mode)
+    engine = run_and_check(worlds, requests, pages=16, mode=mode)
     assert engine.counters.preemptions > 0
     assert engine.counters.prefix_hit_tokens > 0
 
 
 @MODES
 def test_a_pool_that_holds_one_request_serves_them_one_by_one(worlds: Worlds, mode: Mode) -> None:
-    run(worlds, [request(f"r{i}", [i] * 20, max_tokens=12) for i in range(5)], pages=8, mode=mode)
+    run_and_check(worlds, [request(f"r{i}", [i] * 20, max_tokens=12) for i in range(5)], pages=8, mode=mode)
 
 
 @pytest.mark.parametrize("chunk_tokens", [1, 3, PAGE, 7, 100])
 def test_a_chunk_of_any_size_gives_the_same_tokens(worlds: Worlds, chunk_tokens: int) -> None:
     requests = [request(f"r{i}", range(10 + i), max_tokens=10) for i in range(5)]
-    run(worlds, requests, mode=Mode.CHUNKED, chunk_tokens=chunk_tokens)
+    run_and_check(worlds, requests, mode=Mode.CHUNKED, chunk_tokens=chunk_tokens)
 
 
 def test_a_prompt_aborted_half_way_leaves_only_computed_pages_in_the_prefix_cache(worlds: Worlds) -> None:

@@ -136,3 +136,4 @@ async def test_discovery_survives_any_answer() -> None:
         fleet.listed = [OSError("it hangs")]
         async with switchboard(fleet, "one"):
             await until(found.open)
+            assert found.open()
