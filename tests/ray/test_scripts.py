@@ -165,6 +165,7 @@ def test_a_signal_during_the_start_leaves_no_process(launch: Launch, config: Pat
 
 
 def test_a_killed_supervisor_takes_its_server_along(launch: Launch, config: Path) -> None:
+    """The fixture checks, at the end, that nothing is left."""
     server = launch(config, "--port", free_port())
     server.wait_for("curl")
     server.process.kill()
