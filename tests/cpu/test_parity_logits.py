@@ -51,9 +51,11 @@ def make_case(model_dir: Path, sequences: list[list[int]]) -> Case:
 
 
 def worst(outputs: list[Tensor], expected: list[Tensor]) -> float:
-    """Largest absolute difference; NaN counts as infinite."""
+    """Largest absolute difference; NaN counts as infinite. Prints it, for docs/performance.md."""
     differences = [(out - want).abs().max() for out, want in zip(outputs, expected, strict=True)]
-    return max(float(torch.nan_to_num(difference, nan=float("inf"))) for difference in differences)
+    largest = max(float(torch.nan_to_num(difference, nan=float("inf"))) for difference in differences)
+    print(f"\nlargest difference of logits: {largest:.1e}")
+    return largest
 
 
 @pytest.mark.parametrize("ops", OPS)
