@@ -78,8 +78,8 @@ def test_what_the_project_depends_on_is_what_is_installed() -> None:
     """pyproject.toml states ranges, deploy/requirements the versions that are installed: they must agree."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    wanted = [Requirement(text) for text in [*project["dependencies"], *extras["demo"], *extras["dev"]]]
-    names = ("base", "cpu", "demo", "dev")
+    wanted = [Requirement(text) for text in [*project["dependencies"], *extras["demo"], *extras["bench"], *extras["dev"]]]
+    names = ("base", "cpu", "demo", "bench", "dev")
     lines = [line for p in REQUIREMENTS if p.stem in names for line in p.read_text().splitlines() if "==" in line]
     pinned = dict(line.removeprefix("# ").split("==") for line in lines if not line.startswith("#"))
     missing = [r for r in wanted if not r.specifier.contains(pinned.get(canonicalize_name(r.name), "0"), prereleases=True)]
