@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +72,8 @@ class Summary:
     attainment: float
     devices: int = 1
     definition: str = DEFINITION
+    conditions: Mapping[str, str] = field(default_factory=dict)  # what was asked; runs with other ones do not compare
+    notes: Sequence[str] = ()  # what a reader must know: scaling rules, how tokens were counted, what went wrong
 
 
 def summarize_run(target: str, rate: float, lifelines: Sequence[Lifeline], slo: Slo, invalid: str | None = None) -> RunSummary:
@@ -132,7 +134,9 @@ def read(directory: Path) -> Summary:
         document: dict[str, Any] = json.loads(path.read_text())
         runs = [_run(run) for run in document.pop("runs")]
         slo = Slo(**document.pop("slo"))
-        return Summary(runs=runs, slo=slo, **document | {"goodput_ci": tuple(document["goodput_ci"])})
+        return Summary(
+            runs=runs, slo=slo, **document | {"goodput_ci": tuple(document["goodput_ci"]), "notes": tuple(document["notes"])}
+        )
     except FileNotFoundError:
         raise ConfigError(f"{path} does not exist. Give a directory that a finished run has written.") from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
