@@ -66,8 +66,8 @@ class Offer:
         count = self.requests if self.requests is not None else max(1, round(rate * (self.duration_s or 0.0)))
         if count + self.warmup > MAX_REQUESTS:
             raise ConfigError(
-                f"{count + self.warmup} requests in one run are too many (at most {MAX_REQUESTS}). Lower --requests, --duration "
-                "or --warmup."
+                f"{count + self.warmup} requests in one run are too many (at most {MAX_REQUESTS}). Lower --requests, "
+                "--duration or --warmup."
             )
         return count
 

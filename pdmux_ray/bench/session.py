@@ -1,7 +1,7 @@
 """The runs of one target: judges them, and keeps `summary.json` and `requests.jsonl` up to date after each.
 
-`requests.jsonl` has one lifeline a line: {"run": index in summary.json, "due_s": …, "token_s": […], …}, times in seconds from the
-run's first arrival, to the microsecond; null where something never happened.
+`requests.jsonl` has one lifeline a line: {"run": index in summary.json, "due_s": …, "token_s": […], …}, times in seconds from
+the run's first arrival, to the microsecond; null where something never happened.
 """
 
 from __future__ import annotations

@@ -34,8 +34,8 @@ class SoloLatency:
 
     def __str__(self) -> str:
         return (
-            f"alone on an idle server: TTFT {self.ttft_s * 1e3:.1f} ms + {self.ttft_s_per_token * 1e3:.3f} ms per prompt token, "
-            f"median ITL {self.itl_s * 1e3:.2f} ms"
+            f"alone on an idle server: TTFT {self.ttft_s * 1e3:.1f} ms + {self.ttft_s_per_token * 1e3:.3f} ms per prompt "
+            f"token, median ITL {self.itl_s * 1e3:.2f} ms"
         )
 
 

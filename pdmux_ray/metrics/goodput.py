@@ -114,12 +114,18 @@ def goodput(points: Sequence[RatePoint], attainment: float, *, resamples: int = 
     ordered = sorted(points, key=lambda point: point.rate_rps)
     rates = [point.rate_rps for point in ordered]
     rps, bound = _crossing(rates, [point.good_fraction for point in ordered], attainment)
+    drawn = sorted(resampled(points, attainment, resamples=resamples, seed=seed))
+    return Goodput(rps, (quantile(drawn, 0.025), quantile(drawn, 0.975)), bound)
+
+
+def resampled(points: Sequence[RatePoint], attainment: float, *, resamples: int = 1000, seed: int = 0) -> list[float]:
+    """The goodput of each bootstrap resample, requests a second. Equal seeds and counts draw the same places of the order, so
+    that two servers that had the same requests can be compared resample by resample (a paired bootstrap)."""
+    ordered = sorted(points, key=lambda point: point.rate_rps)
+    rates = [point.rate_rps for point in ordered]
     rng = random.Random(seed)
     samplers = [_BlockSampler(point.good) for point in ordered]
-    drawn = sorted(
-        _crossing(rates, [sampler.good_fraction(rng) for sampler in samplers], attainment)[0] for _ in range(resamples)
-    )
-    return Goodput(rps, (quantile(drawn, 0.025), quantile(drawn, 0.975)), bound)
+    return [_crossing(rates, [sampler.good_fraction(rng) for sampler in samplers], attainment)[0] for _ in range(resamples)]
 
 
 def _crossing(rates: Sequence[float], fractions: Sequence[float], attainment: float) -> tuple[float, Bound]:
