@@ -2,7 +2,8 @@
 
 An instance's series end with it, and its counters are about a second old: they come with its heartbeat.
 
-Seconds are what the gateway sees: from the arrival of the HTTP request's body to the engine's news reaching the handler.
+Seconds are what the gateway sees: from the arrival of the HTTP request's body to the engine's news reaching the handler, by the
+functions of `metrics/lifeline.py`.
 Every series carries the label `gateway`, because a scrape through Serve's proxy reaches any one of several gateways.
 """
 
@@ -57,7 +58,9 @@ class GatewayMetrics:
             "pdmux_open_requests", "Completion requests under way.", ("gateway",), registry=self._registry
         ).labels(gateway_id)
         self.ttft_s = self._histogram("pdmux_time_to_first_token_seconds", "Until the first token.", REQUEST_BUCKETS_S)
-        self.itl_s = self._histogram("pdmux_inter_token_seconds", "Gap between two tokens of a choice.", TOKEN_BUCKETS_S)
+        self.itl_s = self._histogram(
+            "pdmux_inter_token_seconds", "Gap between two arrivals of a choice's tokens.", TOKEN_BUCKETS_S
+        )
         self.request_s = self._histogram("pdmux_request_seconds", "Until the last token, if complete.", REQUEST_BUCKETS_S)
         self._registry.register(_InstanceLoads(gateway_id, loads))
         self._registry.register(_InstanceCounters(gateway_id, figures))

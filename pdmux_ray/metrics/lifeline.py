@@ -18,7 +18,7 @@ class Ending(Enum):
 
     COMPLETE = "complete"
     ERROR = "error"  # refused, failed, or cut off without a finish reason
-    TRUNCATED = "truncated"  # said to be complete, with fewer tokens than were asked for
+    TRUNCATED = "truncated"  # said to be complete, with fewer tokens than were asked for, or with none
     UNFINISHED = "unfinished"  # its client stopped waiting
 
 
@@ -40,10 +40,34 @@ class Lifeline:
     asked_tokens: int | None = None  # output tokens that it was to have; None: the model decides
 
     def tokens_arrived(self, now_s: float, count: int = 1) -> float | None:
-        """Notes `count` tokens that arrived together; returns the gap to the token before them, None at the first."""
-        gap_s = now_s - self.token_s[-1] if self.token_s else None
-        self.token_s.extend([now_s] * count)
-        return gap_s
+        """Notes `count` ≥ 1 tokens, never before those that it knows; its owner gives all tokens of one read the same time.
+
+        Returns the ITL that they end. None at the first tokens, and for those that came with the ones before.
+        """
+        token_s = self.token_s
+        gap_s = now_s - token_s[-1] if token_s else 0.0
+        if count == 1:
+            token_s.append(now_s)
+        else:
+            token_s.extend([now_s] * count)
+        return gap_s if gap_s > 0 else None
+
+    def complete(self, now_s: float, finish_reason: str) -> None:
+        """Notes that the server says it is done, once all its tokens are noted."""
+        self.ended_s = now_s
+        self.finish_reason = finish_reason
+        self.ending = Ending.TRUNCATED if self.truncated else Ending.COMPLETE
+
+    def fail(self, now_s: float, error: str) -> None:
+        """Notes a refusal, a failure, or an end without a finish reason. What has arrived stays noted."""
+        self.ended_s = now_s
+        self.error = error
+        self.ending = Ending.ERROR
+
+    @property
+    def truncated(self) -> bool:
+        """Whether an answer that ended now would lack tokens. One without any always does: it has nothing to be timed."""
+        return len(self.token_s) < (1 if self.asked_tokens is None else max(1, self.asked_tokens))
 
     @property
     def ttft_s(self) -> float | None:
@@ -52,13 +76,13 @@ class Lifeline:
 
     @property
     def gaps_s(self) -> list[float]:
-        """ITL: the gaps between arrivals of tokens. Tokens that arrive together are one arrival: a server that holds tokens
-        back and sends many at once has long gaps, and no zeros that would hide them in a percentile."""
+        """ITL: the gaps between arrivals of tokens, in order. Tokens that arrive together are one arrival: a server that holds
+        tokens back and sends many at once has long gaps, and no zeros that would hide them in a percentile."""
         return [after - before for before, after in zip(self.token_s, self.token_s[1:], strict=False) if after > before]
 
     @property
     def tpot_s(self) -> float | None:
-        """(last token − first token) / (tokens − 1). None with fewer than two tokens."""
+        """(last token − first token) / (tokens − 1), whatever arrived together. None with fewer than two tokens."""
         tokens = len(self.token_s)
         return (self.token_s[-1] - self.token_s[0]) / (tokens - 1) if tokens > 1 else None
 
@@ -69,7 +93,8 @@ class Lifeline:
 
 
 def quantile(ordered: Sequence[float], q: float) -> float:
-    """Of at least one value in ascending order; 0 ≤ q ≤ 1. Between two values it is interpolated linearly, as numpy does."""
+    """Of at least one value in ascending order; 0 ≤ q ≤ 1. Between two values it is interpolated linearly: numpy's default, and
+    definition 7 of Hyndman and Fan (1996)."""
     position = q * (len(ordered) - 1)
     below = math.floor(position)
     above = min(below + 1, len(ordered) - 1)

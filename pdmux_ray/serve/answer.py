@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 
 from pdmux_ray.errors import DeadlineError, InstanceUnavailableError, RequestError
 from pdmux_ray.metrics.catalog import GatewayMetrics, Outcome
+from pdmux_ray.metrics.lifeline import Lifeline
 from pdmux_ray.serve import sse
-from pdmux_ray.serve.generation import Choice, LogprobEntry
+from pdmux_ray.serve.generation import Choice, LogprobEntry, UsageAsked
 from pdmux_ray.serve.problems import problem
-from pdmux_ray.serve.replies import Reply
+from pdmux_ray.serve.replies import Reply, counted
 from pdmux_ray.serve.wire import Event, unpack_error
 from pdmux_ray.types import FinishReason
 
@@ -39,6 +40,7 @@ class Update(NamedTuple):
     text: str  # may be shown now
     logprobs: Sequence[LogprobEntry]  # of the tokens since the last text
     ended: bool  # by this very event
+    tokens: int  # of the choice so far
 
 
 class Mailbox:
@@ -101,7 +103,6 @@ class Answer:
         endpoint: str,
         choices: Sequence[Choice],
         *,
-        prompt_tokens: int,
         arrived_s: float,
         timeout_s: float,
         metrics: GatewayMetrics,
@@ -111,11 +112,10 @@ class Answer:
         self.choices = choices
         self.mailbox = Mailbox(self._end_requests)
         self._endpoint = endpoint
-        self._prompt_tokens = prompt_tokens
-        self._arrived_s = arrived_s
+        self._prompt_tokens = sum(choice.prompt_tokens for choice in choices if choice.first_of_prompt)
         self._metrics = metrics
         self._leave = leave
-        self._last_s: list[float | None] = [None] * len(choices)  # when each choice's newest token came
+        self._lifelines = [Lifeline(arrived_s) for _ in choices]  # on `time.monotonic`
         self._open = len(choices)  # choices without an end
         self._running: set[str] = set()  # request ids, in the engine's view
         self._error: BaseException | None = None
@@ -172,18 +172,20 @@ class Answer:
         named = sum(1 + len(top) for entries in logprobs for _, _, top, _ in entries)
         return write() if named <= INLINE_LOGPROBS else await asyncio.to_thread(write)
 
-    async def chunks(self, reply: Reply, updates: list[Update], usage_asked: bool) -> AsyncGenerator[bytes, None]:
+    async def chunks(self, reply: Reply, updates: list[Update], usage_asked: UsageAsked) -> AsyncGenerator[bytes, None]:
         """The answer's events, one chunk per piece of news. An error becomes a last event, without [DONE]. Closes itself."""
+        counts = usage_asked is UsageAsked.ALL
         opened: set[int] = set()
         try:
             while True:
-                chunk = b"".join(self._events(reply, updates, opened))
+                chunk = b"".join(self._events(reply, updates, opened, counts))
                 if self.finished:
                     break
                 if chunk:
                     yield chunk
                 updates = await self.next()
-            yield chunk + (reply.usage(self.usage()) if usage_asked else b"") + sse.DONE
+            last = reply.usage(self.usage()) if usage_asked is not UsageAsked.NONE else b""
+            yield chunk + last + sse.DONE
         except Exception as error:
             self._error = error
             known = problem(error)
@@ -214,8 +216,9 @@ class Answer:
         metrics.open_requests.dec()
         metrics.generated_tokens.inc(sum(choice.completion_tokens for choice in self.choices))
         metrics.cached_tokens.inc(self._cached_tokens())
-        if self.finished:
-            metrics.request_s.observe(time.monotonic() - self._arrived_s)
+        ends_s = [end_s for lifeline in self._lifelines if (end_s := lifeline.e2e_s) is not None]
+        if self.finished and ends_s:
+            metrics.request_s.observe(max(ends_s))
         metrics.ended(self._endpoint, Outcome.COMPLETE if self.finished else outcome(self._error))
 
     def _cached_tokens(self) -> int:
@@ -234,9 +237,11 @@ class Answer:
                 self._observe(index, now_s)
             text = choice.take(event)
             ended = choice.finish is not None
-            self._open -= ended
+            if ended:
+                self._open -= 1
+                self._lifelines[index].complete(now_s, str(choice.finish))
             logprobs = choice.take_logprobs() if choice.logprobs and (text or ended) else ()
-            updates.append(Update(choice, text, logprobs, ended))
+            updates.append(Update(choice, text, logprobs, ended, choice.completion_tokens))
             if ended and choice.request_id in self._running:  # by a stop string, which the engine does not know of
                 self._running.discard(choice.request_id)
                 self._leave([choice.request_id])
@@ -253,24 +258,29 @@ class Answer:
             raise InstanceUnavailableError("The instance gave this request up. Send it again.")
 
     def _observe(self, index: int, now_s: float) -> None:
-        last_s = self._last_s[index]
-        self._last_s[index] = now_s
-        if last_s is None:
-            self._metrics.ttft_s.observe(now_s - self._arrived_s)
-        else:
-            self._metrics.itl_s.observe(now_s - last_s)
+        lifeline = self._lifelines[index]
+        itl_s = lifeline.tokens_arrived(now_s)
+        if itl_s is not None:
+            self._metrics.itl_s.observe(itl_s)
+        elif len(lifeline.token_s) == 1:
+            self._metrics.ttft_s.observe(lifeline.ttft_s or 0.0)  # there is one
 
-    def _events(self, reply: Reply, updates: list[Update], opened: set[int]) -> list[bytes]:
+    def _events(self, reply: Reply, updates: list[Update], opened: set[int], counts: bool) -> list[bytes]:
+        """`counts`: each event says how many tokens its choice has."""
         lines = []
-        for choice, text, logprobs, ended in updates:
+        for choice, text, logprobs, ended, tokens in updates:
             index = choice.index
             if index not in opened:
                 opened.add(index)
-                lines.append(reply.opening(index))
+                opening = reply.opening(index)
+                lines.append(counted(opening, choice.prompt_tokens, 0) if counts else opening)
             if ended:
-                lines.append(reply.closing(index, text, logprobs, str(choice.finish)))
+                line = reply.closing(index, text, logprobs, str(choice.finish))
             elif text:
-                lines.append(reply.text_with_logprobs(index, text, logprobs) if logprobs else reply.text(index, text))
+                line = reply.text_with_logprobs(index, text, logprobs) if logprobs else reply.text(index, text)
+            else:
+                continue
+            lines.append(counted(line, choice.prompt_tokens, tokens) if counts else line)
         return lines
 
     def _end_requests(self) -> None:

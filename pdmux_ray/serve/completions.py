@@ -17,7 +17,7 @@ from pdmux_ray.config import GatewayConfig
 from pdmux_ray.errors import ContextLengthError, RequestError
 from pdmux_ray.metrics.catalog import GatewayMetrics
 from pdmux_ray.serve.answer import Answer, outcome
-from pdmux_ray.serve.generation import Choice
+from pdmux_ray.serve.generation import Choice, UsageAsked
 from pdmux_ray.serve.links import Link, Links
 from pdmux_ray.serve.openai import ChatRequest, CompletionRequest, parse
 from pdmux_ray.serve.problems import UnknownModelError
@@ -93,7 +93,6 @@ class Completions:
         answer = Answer(
             endpoint,
             choices,
-            prompt_tokens=sum(map(len, job.prompts)),
             arrived_s=arrived_s,
             timeout_s=self._config.request_timeout_s,
             metrics=self._metrics,
@@ -113,7 +112,8 @@ class Completions:
         finally:
             if not streams:
                 answer.close()
-        return EventStream(answer.chunks(job.reply, updates, body.include_usage), answer.close, answer.cut_s)
+        chunks = answer.chunks(job.reply, updates, body.usage_asked)
+        return EventStream(chunks, answer.close, answer.cut_s)
 
     def _chat_job(self, raw: bytes) -> Job:
         body = self._checked(parse(ChatRequest, raw), 1)
@@ -144,7 +144,7 @@ class Completions:
             self._model.name,
             int(time.time()),
             stream=bool(body.stream),
-            usage_asked=body.include_usage,
+            usage_asked=body.usage_asked is not UsageAsked.NONE,
             names=self._names,
         )
         return reply
@@ -168,7 +168,7 @@ class Completions:
                 request_id = next(self._request_ids)
                 requests.append(NewRequest(request_id, tokens, params))
                 text = TextStream(self._tokenizer, tuple(body.stop), params.min_tokens)
-                choices.append(Choice(len(choices), request_id, text, first_of_prompt=number == 0))
+                choices.append(Choice(len(choices), request_id, text, len(prompt), first_of_prompt=number == 0))
         return requests, choices
 
 

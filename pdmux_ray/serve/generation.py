@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import Enum
 from typing import Protocol, TypeAlias
 
 from pdmux_ray.serve.wire import Event
@@ -15,6 +16,14 @@ LogprobEntry: TypeAlias = tuple[int, float, tuple[tuple[int, float], ...], int]
 LOWEST_LOGPROB = -9999.0
 
 _STOP = FinishReason.STOP.value
+
+
+class UsageAsked(Enum):
+    """Which events of a stream are to say how many tokens there are."""
+
+    NONE = 0
+    LAST = 1  # one more event, after all choices
+    ALL = 2  # that one, and every other: of its own choice, so far
 
 
 class Text(Protocol):
@@ -36,11 +45,15 @@ class Choice:
     A token that ends the answer by itself (end of sequence, a stop token id) counts but has no text and no log probability.
     """
 
-    __slots__ = ("_text", "cached_tokens", "completion_tokens", "finish", "first_of_prompt", "index", "logprobs", "request_id")
+    __slots__ = (
+        *("_text", "cached_tokens", "completion_tokens", "finish", "first_of_prompt", "index", "logprobs", "prompt_tokens"),
+        "request_id",
+    )
 
-    def __init__(self, index: int, request_id: str, text: Text, first_of_prompt: bool = True) -> None:
+    def __init__(self, index: int, request_id: str, text: Text, prompt_tokens: int, first_of_prompt: bool = True) -> None:
         self.index = index
-        self.first_of_prompt = first_of_prompt  # its cached tokens count; the prompt's other choices hit what it cached
+        self.prompt_tokens = prompt_tokens  # of its prompt, whose other choices have them, too
+        self.first_of_prompt = first_of_prompt  # its prompt and cached tokens count; the others hit what it cached
         self.request_id = request_id
         self.completion_tokens = 0
         self.cached_tokens = 0

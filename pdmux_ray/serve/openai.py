@@ -21,6 +21,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from pdmux_ray.errors import RequestError
+from pdmux_ray.serve.generation import UsageAsked
 from pdmux_ray.types import MAX_LOGPROBS, SamplingParams
 
 INERT = frozenset(
@@ -60,11 +61,17 @@ _SAMPLING = frozenset(field.name for field in fields(SamplingParams))  # a body'
 
 
 class StreamOptions(BaseModel):
-    """`include_obfuscation` pads OpenAI's own chunks against traffic analysis; here there is nothing to switch off."""
+    """`include_obfuscation` pads OpenAI's own chunks against traffic analysis; here there is nothing to switch off.
+
+    `continuous_usage_stats` is beyond OpenAI, under the name vLLM gave it, and needs `include_usage`: every chunk has a `usage`
+    with the `prompt_tokens`, `completion_tokens` and `total_tokens` of its choice so far. A token that has no text of its own
+    yet sends no chunk; the next chunk counts it.
+    """
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
     include_obfuscation: Literal[False] | None = None
 
     @model_validator(mode="before")
@@ -73,6 +80,12 @@ class StreamOptions(BaseModel):
         if isinstance(value, dict) and len(value) > 8:  # each unknown one would be an error of its own
             raise ValueError(f"has {len(value)} fields, and knows {', '.join(cls.model_fields)} only")
         return value
+
+    @model_validator(mode="after")
+    def _continuous_needs_usage(self) -> StreamOptions:
+        if self.continuous_usage_stats and not self.include_usage:
+            raise ValueError("continuous_usage_stats needs include_usage to be true")
+        return self
 
 
 class _Body(BaseModel):
@@ -121,8 +134,11 @@ class _Body(BaseModel):
         return self.n or 1
 
     @property
-    def include_usage(self) -> bool:
-        return bool(self.stream_options and self.stream_options.include_usage)
+    def usage_asked(self) -> UsageAsked:
+        options = self.stream_options
+        if options is None or not options.include_usage:
+            return UsageAsked.NONE
+        return UsageAsked.ALL if options.continuous_usage_stats else UsageAsked.LAST
 
     @property
     def top_logprobs_asked(self) -> int | None:

@@ -56,6 +56,17 @@ class Reply(Protocol):
         """The answer of a request without `stream`. Any thread may write it; the others get their turns all along."""
 
 
+_NO_USAGE = b"null}\n\n"
+
+
+def counted(event: bytes, prompt_tokens: int, completion_tokens: int) -> bytes:
+    """An event of a reply with `usage_asked`, but with these counts in the place of its null. No event stays none."""
+    if not event:
+        return event
+    counts = (prompt_tokens, completion_tokens, prompt_tokens + completion_tokens)
+    return event[: -len(_NO_USAGE)] + b'{"prompt_tokens":%d,"completion_tokens":%d,"total_tokens":%d}}\n\n' % counts
+
+
 class _Reply:
     """The frame that both endpoints share. A subclass says what a choice looks like."""
 

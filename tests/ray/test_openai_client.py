@@ -48,6 +48,20 @@ def test_a_chat_stream_adds_up_to_the_answer_with_the_same_seed(app: App) -> Non
     assert all(chunk.usage is None for chunk in chunks[:-1])
 
 
+def test_every_chunk_of_a_stream_counts_its_tokens_when_that_is_asked_for(app: App) -> None:
+    options: Any = {"include_usage": True, "continuous_usage_stats": True}
+    stream = app.openai().chat.completions.create(
+        model="demo", messages=HI, max_tokens=20, seed=11, stream=True, stream_options=options
+    )
+    *chunks, last = [chunk.usage for chunk in stream]
+    assert last is not None
+    counted = [chunk.completion_tokens for chunk in chunks if chunk is not None]
+    assert len(counted) == len(chunks)
+    assert counted == sorted(counted)
+    assert (counted[0], counted[-1], last.completion_tokens) == (0, 20, 20)
+    assert {chunk.prompt_tokens for chunk in chunks if chunk is not None} == {last.prompt_tokens}
+
+
 def test_a_stream_without_include_usage_has_none(app: App) -> None:
     stream = app.openai().completions.create(model="demo", prompt="x", max_tokens=3, stream=True)
     assert all(chunk.usage is None and chunk.choices for chunk in stream)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import threading
 import time
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ import pytest
 from pdmux_ray.errors import DeadlineError, InstanceUnavailableError, PdmuxError
 from pdmux_ray.serve import answer as answers
 from pdmux_ray.serve.answer import Answer
-from pdmux_ray.serve.generation import Choice
+from pdmux_ray.serve.generation import Choice, UsageAsked
 from pdmux_ray.serve.replies import ChatReply
 from pdmux_ray.serve.sse import EventStream
 from tests.unit.serve.fakes import Letters, LetterText, metrics
@@ -26,8 +27,7 @@ class Desk:
         self.metrics = metrics()
         self.answer = Answer(
             "chat",
-            [Choice(index, f"r{index}", LetterText()) for index in range(choices)],
-            prompt_tokens=3,
+            [Choice(index, f"r{index}", LetterText(), 3, first_of_prompt=index == 0) for index in range(choices)],
             arrived_s=time.monotonic(),
             timeout_s=timeout_s,
             metrics=self.metrics,
@@ -53,14 +53,14 @@ class Desk:
         answer = await self.start()
         self.say(0, "a")
         reply = ChatReply("id", "m", 1, stream=True, usage_asked=False, names=Letters())
-        chunks = answer.chunks(reply, await answer.next(), usage_asked=False)
+        chunks = answer.chunks(reply, await answer.next(), UsageAsked.NONE)
         return EventStream(chunks, answer.close, answer.cut_s)
 
-    async def stream(self) -> list[Any]:
+    async def stream(self, usage_asked: UsageAsked = UsageAsked.LAST) -> list[Any]:
         """Every event of the stream, as JSON or the closing word."""
         answer = await self.start()
         reply = ChatReply("id", "m", 1, stream=True, usage_asked=True, names=Letters())
-        raw = b"".join([chunk async for chunk in answer.chunks(reply, await answer.next(), usage_asked=True)])
+        raw = b"".join([chunk async for chunk in answer.chunks(reply, await answer.next(), usage_asked)])
         events = [line[6:] for line in raw.decode().split("\n\n") if line]
         return [event if event == "[DONE]" else json.loads(event) for event in events]
 
@@ -86,12 +86,78 @@ async def test_a_stream_ends_with_its_reason_its_usage_and_done() -> None:
     assert desk.left == []
 
 
+def counts(events: list[Any]) -> list[tuple[int, int]]:
+    """(choice, its tokens so far) of every chunk that has a choice."""
+    chunks = [(event["choices"][0], event["usage"]) for event in events[:-1] if event["choices"]]
+    for _, usage in chunks:
+        assert usage.keys() == {"prompt_tokens", "completion_tokens", "total_tokens"}
+        assert usage["prompt_tokens"] == 3
+        assert usage["total_tokens"] == 3 + usage["completion_tokens"]
+    return [(choice["index"], usage["completion_tokens"]) for choice, usage in chunks]
+
+
+async def test_every_chunk_counts_the_tokens_so_far_when_that_is_asked_for() -> None:
+    desk = Desk()
+    desk.say(0, "abc", finish="length")
+    events = await desk.stream(UsageAsked.ALL)
+    assert counts(events) == [(0, 0), (0, 1), (0, 2), (0, 3)]  # the first one opens, the last one closes
+    assert events[-2]["usage"]["completion_tokens"] == 3
+
+
+async def test_each_choice_counts_its_own_tokens_and_the_last_event_counts_all() -> None:
+    desk = Desk(choices=2)
+    desk.say(0, "a")
+    desk.say(1, "xy", finish="length")
+    desk.say(0, "b", finish="length")
+    events = await desk.stream(UsageAsked.ALL)
+    assert counts(events) == [(0, 0), (0, 1), (1, 0), (1, 1), (1, 2), (0, 2)]
+    assert events[-2]["usage"]["completion_tokens"] == 4
+    assert events[-2]["usage"]["prompt_tokens"] == 3  # it counts once
+
+
+async def test_a_token_without_text_is_counted_by_the_next_chunk() -> None:
+    desk = Desk()
+    desk.say(0, "a?b!")  # "?" is held back, "!" stops
+    assert counts(await desk.stream(UsageAsked.ALL)) == [(0, 0), (0, 1), (0, 3), (0, 4)]
+
+
+async def test_counts_change_nothing_else_in_a_chunk() -> None:
+    def without_usage(events: list[Any]) -> list[Any]:
+        return [event if event == "[DONE]" else event | {"usage": None} for event in events]
+
+    streams = []
+    for asked in (UsageAsked.LAST, UsageAsked.ALL):
+        desk = Desk()
+        for char in 'a"?':
+            desk.answer.mailbox.put(0, ("r0", ord(char), (-0.5, ()), None, None, None))
+        desk.say(0, "null}", finish="length")
+        streams.append(without_usage(await desk.stream(asked)))
+    assert streams[0] == streams[1]
+
+
+async def test_tokens_that_arrive_together_are_one_gap(monkeypatch: pytest.MonkeyPatch) -> None:
+    desk = Desk()
+    answer = await desk.start()
+    begin_s = time.monotonic()
+    monkeypatch.setattr(answers.time, "monotonic", lambda: begin_s + passed_s)
+    for text, passed_s in (("ab", 0.4), ("c", 0.5), ("def", 0.8)):
+        desk.say(0, text, finish="length" if passed_s == 0.8 else None)
+        await answer.next()
+    answer.close()
+    shown = desk.metrics.exposition().decode()
+    assert 'pdmux_time_to_first_token_seconds_count{gateway="gateway"} 1.0' in shown
+    assert 'pdmux_inter_token_seconds_count{gateway="gateway"} 2.0' in shown
+    assert float(re.findall(r"pdmux_inter_token_seconds_sum\S* (\S+)", shown)[0]) == pytest.approx(0.4)
+    assert float(re.findall(r"pdmux_time_to_first_token_seconds_sum\S* (\S+)", shown)[0]) == pytest.approx(0.4, abs=0.1)
+    assert float(re.findall(r"pdmux_request_seconds_sum\S* (\S+)", shown)[0]) == pytest.approx(0.8, abs=0.1)
+
+
 async def test_several_tokens_of_one_message_are_lines_of_their_own_in_one_chunk() -> None:
     desk = Desk()
     answer = await desk.start()
     desk.say(0, "ab")
     reply = ChatReply("id", "m", 1, stream=True, usage_asked=False, names=Letters())
-    chunks = answer.chunks(reply, await answer.next(), usage_asked=False)
+    chunks = answer.chunks(reply, await answer.next(), UsageAsked.NONE)
     assert (await anext(chunks)).count(b"data: ") == 3  # the role, "a", "b"
     await chunks.aclose()
     assert desk.left == ["r0"]

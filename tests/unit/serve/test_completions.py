@@ -105,3 +105,18 @@ async def test_a_request_that_is_answered_is_no_longer_open() -> None:
     completions, _, _ = serving()
     await asyncio.gather(*(completions.complete(body(prompt="x")) for _ in range(3)))
     assert 'pdmux_open_requests{gateway="gateway"} 0.0' in completions._metrics.exposition().decode()
+
+
+async def test_each_choice_counts_the_tokens_of_its_own_prompt_and_the_last_event_counts_each_prompt_once() -> None:
+    completions, _, _ = serving()
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    response = await completions.complete(body(prompt=["abc", "de"], n=2, stream=True, stream_options=options))
+    sent: list[bytes] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message.get("body", b""))
+
+    await response({"type": "http"}, None, send)  # type: ignore[arg-type]
+    events = [json.loads(line[6:]) for line in b"".join(sent).decode().split("\n\n") if line.startswith("data: {")]
+    assert [event["usage"]["prompt_tokens"] for event in events] == [3, 3, 2, 2, 3 + 2]
+    assert [event["usage"]["total_tokens"] for event in events] == [4, 4, 3, 3, 3 + 2 + 4]

@@ -8,6 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from pdmux_ray.errors import RequestError
+from pdmux_ray.serve.generation import UsageAsked
 from pdmux_ray.serve.openai import INERT, UNSUPPORTED, ChatRequest, CompletionRequest, parse
 from pdmux_ray.types import SamplingParams
 
@@ -71,6 +72,21 @@ def test_other_prompts_are_refused(prompt: Any) -> None:
 
 
 @pytest.mark.parametrize(
+    ("options", "asked"),
+    [
+        (None, UsageAsked.NONE),
+        ({}, UsageAsked.NONE),
+        ({"include_usage": False, "continuous_usage_stats": False}, UsageAsked.NONE),
+        ({"include_usage": True}, UsageAsked.LAST),
+        ({"include_usage": True, "continuous_usage_stats": None}, UsageAsked.LAST),
+        ({"include_usage": True, "continuous_usage_stats": True}, UsageAsked.ALL),
+    ],
+)
+def test_usage_is_counted_as_the_stream_options_ask(options: Any, asked: UsageAsked) -> None:
+    assert completion(stream_options=options).usage_asked is asked
+
+
+@pytest.mark.parametrize(
     ("fields", "param"),
     [
         ({"model": 5}, "model"),
@@ -89,6 +105,8 @@ def test_other_prompts_are_refused(prompt: Any) -> None:
         ({"stop_token_ids": list(range(129))}, "stop_token_ids"),
         ({"stream_options": {"include_usage": "yes"}}, "stream_options.include_usage"),
         ({"stream_options": {"more": 1}}, "stream_options.more"),
+        ({"stream_options": {"continuous_usage_stats": True}}, "stream_options"),  # there is no usage to be continuous
+        ({"stream_options": {"include_usage": False, "continuous_usage_stats": True}}, "stream_options"),
     ],
 )
 def test_a_wrong_field_is_refused_by_name(fields: dict[str, Any], param: str) -> None:
