@@ -128,6 +128,13 @@ def resampled(points: Sequence[RatePoint], attainment: float, *, resamples: int 
     return [_crossing(rates, [sampler.good_fraction(rng) for sampler in samplers], attainment)[0] for _ in range(resamples)]
 
 
+def fraction_ci(point: RatePoint, *, resamples: int = 1000, seed: int = 0) -> tuple[float, float]:
+    """95 % interval of `point.good_fraction`, drawn as that of `goodput` is. At least one request."""
+    rng, sampler = random.Random(seed), _BlockSampler(point.good)
+    drawn = sorted(sampler.good_fraction(rng) for _ in range(resamples))
+    return quantile(drawn, 0.025), quantile(drawn, 0.975)
+
+
 def _crossing(rates: Sequence[float], fractions: Sequence[float], attainment: float) -> tuple[float, Bound]:
     held_rate, held_fraction = 0.0, 1.0
     for index, (rate, fraction) in enumerate(zip(rates, fractions, strict=True)):
