@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pdmux_ray import __version__
+from pdmux_ray.bench.cli import add_bench, with_action
 from pdmux_ray.errors import ConfigError, PdmuxError
 
 if TYPE_CHECKING:
@@ -35,8 +36,9 @@ _SAMPLING: tuple[tuple[str, type, str], ...] = (
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the exit code: 0, 2 for a wrong argument, config or request (one line on stderr), 130 when interrupted."""
-    args = parser().parse_args(argv)
+    """Returns the exit code: 0, 1 for a measurement that failed, 2 for a wrong argument, config or request (one line on
+    stderr), 130 when interrupted."""
+    args = parser().parse_args(with_action(sys.argv[1:] if argv is None else argv))
     try:
         return int(args.run(args))
     except PdmuxError as error:
@@ -51,6 +53,7 @@ def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="pdmux", description="LLM serving on Ray Serve. `scripts/serve` starts a server.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_generate(commands.add_parser("generate", help="answer prompts offline, without Ray"))
+    add_bench(commands.add_parser("bench", help="offer load to servers, and tell their latencies and goodput"))
     config = commands.add_parser("config", help="look at config files").add_subparsers(required=True, metavar="ACTION")
     check = config.add_parser("check", help="check a Serve config file and print every value it leads to")
     check.add_argument("file", type=Path)

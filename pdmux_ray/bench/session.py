@@ -46,6 +46,7 @@ class Session:
         self.conditions = dict(conditions)  # what was asked of the target, in words
         self.notes: list[str] = []
         self.records: list[RunRecord] = []
+        self.finished = False  # its files stay as they are
 
     @classmethod
     def read(cls, name: str, directory: Path) -> Session:
@@ -54,6 +55,7 @@ class Session:
         terms = Terms(summary.slo, summary.attainment, summary.devices)
         session = cls(name, directory, terms, summary.conditions)
         session.notes = list(summary.notes)
+        session.finished = True
         lifelines = read_requests(directory, len(summary.runs))
         for run, of_run in zip(summary.runs, lifelines, strict=True):
             if len(of_run) != run.requests:
@@ -158,6 +160,6 @@ def _rounded(time_s: float) -> float | None:
 
 
 def _lifeline(document: dict[str, Any]) -> Lifeline:
-    times = {name: math.nan if document[name] is None else float(document[name]) for name in _TIMES}
-    plain = {name: document[name] for name in _PLAIN}
-    return Lifeline(**times, **plain, ending=Ending(document["ending"]), token_s=array("d", document["token_s"]))
+    fields: dict[str, Any] = {name: math.nan if document[name] is None else float(document[name]) for name in _TIMES}
+    fields |= {name: document[name] for name in _PLAIN}
+    return Lifeline(**fields, ending=Ending(document["ending"]), token_s=array("d", document["token_s"]))

@@ -67,7 +67,8 @@ class SloText:
                 ttft = _ttft(value, text)
             else:
                 itl_s = _seconds(value, text)
-        slo = Slo(*((ttft[0], itl_s, ttft[1]) if ttft else (None, itl_s)), itl_statistic=statistic)
+        ttft_s, per_token_s = ttft or (None, 0.0)
+        slo = Slo(ttft_s=ttft_s, itl_s=itl_s, ttft_s_per_token=per_token_s, itl_statistic=statistic)
         return cls(slo, factors.get("ttft"), factors.get("itl"))
 
     @property
@@ -111,14 +112,3 @@ def _positive(value: float, text: str) -> float:
     if not 0 < value < math.inf:
         raise ConfigError(f"--slo {text!r}: every limit must be over 0.")
     return value
-
-
-def describe(slo: Slo) -> str:
-    """The SLO in words, as reports print it."""
-    parts = []
-    if slo.ttft_s is not None:
-        slope = f" + {slo.ttft_s_per_token * 1e3:.4g} ms per prompt token" if slo.ttft_s_per_token else ""
-        parts.append(f"TTFT ≤ {slo.ttft_s * 1e3:.4g} ms{slope}")
-    if slo.itl_s is not None:
-        parts.append(f"{slo.itl_statistic} of a request's ITLs ≤ {slo.itl_s * 1e3:.4g} ms")
-    return ", ".join(parts) or "complete"

@@ -1,0 +1,204 @@
+"""`pdmux bench`: the command line. Light to import; what a command needs is imported when it runs.
+
+pdmux bench URL --workload sharegpt --rates 1,2,4 --slo ttft=0.5,itl=50ms --out DIR
+pdmux bench compare A B … --workload … --out DIR       A, B: name=URL, or name=DIR of a finished run
+pdmux bench report DIR
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+API_KEY_VARIABLE = "PDMUX_BENCH_API_KEY"
+ACTIONS = ("run", "compare", "report")
+
+_FIRST_TOKEN_ID, _LAST_TOKEN_ID = 1000, 40000
+
+
+def with_action(argv: Sequence[str]) -> list[str]:
+    """`pdmux bench URL` is short for `pdmux bench run URL`."""
+    short = argv[:1] == ["bench"] and len(argv) > 1 and argv[1] not in (*ACTIONS, "-h", "--help")
+    return ["bench", "run", *argv[1:]] if short else list(argv)
+
+
+def add_bench(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Offers load to OpenAI-compatible servers and tells their latencies and goodput; docs/benchmarking.md."
+    actions = parser.add_subparsers(required=True, metavar="URL | compare | report")
+    run = actions.add_parser("run", help="`run URL`, or just URL: one server", usage="pdmux bench URL --workload W … --out DIR")
+    run.add_argument("url", metavar="URL", help="of the server, such as http://127.0.0.1:8000")
+    add_load(run)
+    run.set_defaults(run=_run)
+    compare = actions.add_parser("compare", help="several servers, or finished runs, under the same load")
+    compare.add_argument(
+        "targets", nargs="+", metavar="NAME=TARGET", help="a URL, or the directory of a finished run; the first is the baseline"
+    )
+    compare.add_argument(
+        "--rounds",
+        type=_count,
+        default=1,
+        metavar="N",
+        help="times that each rate is offered to each server, in alternating order; default 1",
+    )
+    add_load(compare)
+    compare.set_defaults(run=_compare)
+    report = actions.add_parser("report", help="build report.html again from the files")
+    report.add_argument("directory", type=Path, metavar="DIR")
+    report.set_defaults(run=_report)
+
+
+def add_load(parser: argparse.ArgumentParser) -> None:
+    """What every command that offers load takes."""
+    parser.add_argument(
+        "--out", type=Path, required=True, metavar="DIR", help="where summary.json, requests.jsonl and report.html go"
+    )
+    parser.add_argument("--force", action="store_true", help="replace the results that DIR has")
+    load = parser.add_argument_group("load")
+    load.add_argument(
+        "--workload",
+        metavar="W",
+        help="sharegpt, loogle, openthoughts, tool-agent, mooncake:FILE, azure:FILE, prompts:FILE, fixed:IN,OUT",
+    )
+    levels = load.add_mutually_exclusive_group()
+    levels.add_argument(
+        "--rates", type=_list_of(_positive), metavar="R,R,…", help="requests a second, sent on time whatever the server does"
+    )
+    levels.add_argument("--search", type=_range, metavar="LOW:HIGH", help="find the highest rate that holds the attainment")
+    levels.add_argument(
+        "--concurrency", type=_list_of(_count), metavar="N,N,…", help="instead of rates: so many requests at once (closed loop)"
+    )
+    load.add_argument(
+        "--tolerance",
+        type=_positive,
+        default=0.1,
+        metavar="X",
+        help="of a search: how near the last rate that held and the first that did not must be; default 0.1",
+    )
+    amount = load.add_mutually_exclusive_group()
+    amount.add_argument("--requests", type=_count, metavar="N", help="of each run")
+    amount.add_argument("--duration", type=_positive, metavar="S", help="seconds of arrivals of each run; default 60")
+    load.add_argument(
+        "--warmup",
+        type=_natural,
+        default=0,
+        metavar="N",
+        help="requests sent first in each run that no figure counts; default 0",
+    )
+    load.add_argument(
+        "--arrivals",
+        default="poisson",
+        metavar="A",
+        help="poisson (the default), gamma:K (K under 1: bursts), or trace (the workload's own times, rescaled)",
+    )
+    load.add_argument(
+        "--drain",
+        type=_positive,
+        default=60.0,
+        metavar="S",
+        help="seconds to wait for answers after the last arrival; what is not done then is a miss; default 60",
+    )
+    load.add_argument(
+        "--seed", type=_natural, default=0, metavar="N", help="same seed, same prompts at the same times; default 0"
+    )
+    load.add_argument(
+        "--scale-lengths", type=_positive, default=1.0, metavar="D", help="divide the workload's lengths, for a small model"
+    )
+    load.add_argument("--max-context", type=_count, metavar="N", help="cap prompt and output together")
+    load.add_argument(
+        "--token-ids",
+        type=_token_ids,
+        default=(_FIRST_TOKEN_ID, _LAST_TOKEN_ID),
+        metavar="LOW:HIGH",
+        help=f"made prompts use these token ids; default {_FIRST_TOKEN_ID}:{_LAST_TOKEN_ID}",
+    )
+    goal = parser.add_argument_group("goal")
+    goal.add_argument(
+        "--slo",
+        metavar="SLO",
+        help="ttft=0.5,itl=50ms, ttft=200ms+1.5ms/token, itl.p90=50ms, or ttft=5x,itl=3x (times an idle server's)",
+    )
+    goal.add_argument(
+        "--attainment", type=_fraction, default=0.9, metavar="X", help="share of requests that must be good; default 0.9"
+    )
+    goal.add_argument(
+        "--devices", type=_count, default=1, metavar="N", help="that serve together: goodput is per device; default 1"
+    )
+    server = parser.add_argument_group("server")
+    server.add_argument(
+        "--endpoint", choices=("completions", "chat"), default="completions", help="chat needs a workload of texts"
+    )
+    server.add_argument("--model", metavar="NAME", help="default: the first that the server lists")
+    server.add_argument(
+        "--api-key", default=os.environ.get(API_KEY_VARIABLE), metavar="KEY", help=f"default: ${API_KEY_VARIABLE}"
+    )
+
+
+def _run(args: argparse.Namespace) -> int:
+    from pdmux_ray.bench.command import run
+
+    return run(args)
+
+
+def _compare(args: argparse.Namespace) -> int:
+    from pdmux_ray.bench.compare import compare
+
+    return compare(args)
+
+
+def _report(args: argparse.Namespace) -> int:
+    from pdmux_ray.bench.compare import report
+
+    return report(args.directory)
+
+
+def _positive(text: str) -> float:
+    return _number(text, float, lambda value: 0 < value < math.inf, "a number over 0")
+
+
+def _fraction(text: str) -> float:
+    return _number(text, float, lambda value: 0 < value <= 1, "a share over 0, at most 1")
+
+
+def _count(text: str) -> int:
+    return int(_number(text, int, lambda value: value > 0, "a whole number over 0"))
+
+
+def _natural(text: str) -> int:
+    return int(_number(text, int, lambda value: value >= 0, "a whole number, 0 or more"))
+
+
+def _number(text: str, kind: Callable[[str], float], right: Callable[[float], bool], what: str) -> float:
+    try:
+        value = kind(text)
+    except ValueError:
+        value = math.nan
+    if not right(value):
+        raise argparse.ArgumentTypeError(f"{text!r} is not {what}")
+    return value
+
+
+def _list_of(one: Callable[[str], float]) -> Callable[[str], list[float]]:
+    def parse(text: str) -> list[float]:
+        values = [float(one(part)) for part in text.split(",")]
+        if len(set(values)) < len(values):
+            raise argparse.ArgumentTypeError(f"{text!r} has a value twice")
+        return values
+
+    return parse
+
+
+def _range(text: str) -> tuple[float, float]:
+    low, _, high = text.partition(":")
+    if not (pair := (_positive(low), _positive(high)))[0] < pair[1]:
+        raise argparse.ArgumentTypeError(f"{text!r} is not LOW:HIGH with LOW under HIGH")
+    return pair
+
+
+def _token_ids(text: str) -> tuple[int, int]:
+    low, _, high = text.partition(":")
+    if not (pair := (_natural(low), _natural(high)))[0] < pair[1]:
+        raise argparse.ArgumentTypeError(f"{text!r} is not LOW:HIGH with LOW under HIGH")
+    return pair

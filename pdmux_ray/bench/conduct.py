@@ -1,0 +1,92 @@
+"""Carries runs out, one at a time: offers the load, shows how far it is, hands what came back to the target's session."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from pdmux_ray.bench.client import Target
+from pdmux_ray.bench.generator import Load, Options, closed_loop, open_loop
+from pdmux_ray.bench.offer import Offer
+from pdmux_ray.bench.session import RunRecord, Session, from_first_arrival
+from pdmux_ray.bench.targets import TargetError, checked
+from pdmux_ray.metrics.lifeline import Ending, Lifeline
+from pdmux_ray.metrics.summary import RunSummary
+from pdmux_ray.report import figures
+from pdmux_ray.report.progress import Progress
+
+INTERRUPTED = "interrupted"
+_COUNTING = {"exact": "counted by the server", "estimated": "estimated from the lengths of their texts"}
+SETTLE_S = 1.0  # between runs: requests that were given up leave the server
+
+
+@dataclass(slots=True)
+class Conductor:
+    """`progress` counts runs. `closed`: levels are numbers of requests in flight, not rates."""
+
+    offer: Offer
+    options: Options
+    progress: Progress
+    closed: bool = False
+    begun: float = 0.0  # runs that were over before
+    _finished: float = 0.0
+
+    def run(self, session: Session, target: Target, level: float, round_index: int = 0) -> RunSummary:
+        """Offers one level to one target.
+
+        Raises TargetError when the server no longer answers, KeyboardInterrupt after Ctrl-C; what there is has been written.
+        """
+        if self._finished:
+            time.sleep(SETTLE_S)
+        load = asyncio.run(self._load(session.name, target, level, round_index))
+        self._finished += 1.0
+        return self._take(session, target, level, load)
+
+    async def _load(self, name: str, target: Target, level: float, round_index: int) -> Load:
+        what = f"{name}: {int(level)} at once" if self.closed else f"{name}: {figures.rate(level)} requests/s"
+
+        def show(sent: int, done: int, planned: int) -> None:
+            share = min(done / planned, 0.999)  # the end is told when it is there
+            self.progress.update(
+                self.begun + self._finished + share, f"{what}: {sent} of {planned} sent, {sent - done} in flight"
+            )
+
+        if self.closed:
+            asks = self.offer.asks(self.offer.count(level), level, round_index)
+            return await closed_loop(target, asks, int(level), self.options, show)
+        options = replace(self.options, time_limit_s=max(self.options.time_limit_s, self.offer.seconds(level) + 1.0))
+        return await open_loop(target, self.offer.planned(level, round_index), options, show)
+
+    def _take(self, session: Session, target: Target, level: float, load: Load) -> RunSummary:
+        lifelines = from_first_arrival(from_first_arrival(load.lifelines)[self.offer.warmup :])
+        failed = any(lifeline.ending is Ending.ERROR for lifeline in lifelines)
+        gone = _gone(target) if failed and not load.interrupted else None
+        if not lifelines:
+            raise KeyboardInterrupt if load.interrupted else gone or TargetError("no request was sent after the warm-up.")
+        invalid = INTERRUPTED if load.interrupted else f"the server went away: {gone}" if gone else load.invalid
+        rate = _rate(lifelines) if self.closed else level
+        for note in load.notes:
+            session.note(f"{session.name}, {figures.rate(level)}{' at once' if self.closed else ' requests/s'}: {note}")
+        session.note(f"{session.name}: the tokens of a chunk are {_COUNTING[load.counting]}.")
+        summary = session.add(RunRecord(rate, lifelines, invalid))
+        if load.interrupted:
+            raise KeyboardInterrupt
+        if gone:
+            raise gone
+        return summary
+
+
+def _gone(target: Target) -> TargetError | None:
+    """Why a server whose requests failed can no longer be measured. None: it can."""
+    try:
+        asyncio.run(checked(replace(target, dialect=None)))
+    except TargetError as error:
+        return error
+    return None
+
+
+def _rate(lifelines: Sequence[Lifeline]) -> float:
+    """Requests a second that a closed loop came to, from the first send to the last end."""
+    return len(lifelines) / (max(lifeline.ended_s for lifeline in lifelines) - lifelines[0].due_s)

@@ -1,0 +1,168 @@
+"""The servers that are measured: names, addresses, and whether they answer at all. And their latency when idle."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import aiohttp
+
+from pdmux_ray.bench import client
+from pdmux_ray.bench.client import Target
+from pdmux_ray.bench.slo_text import SoloLatency
+from pdmux_ray.errors import ConfigError, PdmuxError
+from pdmux_ray.metrics.lifeline import Ending, Lifeline, quantile
+from pdmux_ray.workload.requests import Ask, PlannedRequest, Workload
+
+PROBE_TIMEOUT_S = 60.0  # of the requests before the load
+SOLO_REPEATS = 3
+SOLO_OUTPUT_TOKENS = 32
+_SOLO_SAMPLE = 200  # asks whose lengths stand for the workload's
+_SOLO_QUANTILES = (0.1, 0.5, 0.9)
+_CHARS_PER_TOKEN = 4  # to size a prompt that stands for a text; the fit uses the tokens that the server counts
+_SOLO_SEED = 0x5010  # prompts that no run has
+
+
+class TargetError(PdmuxError):
+    """A server cannot be measured: it cannot be reached, or answers no request."""
+
+
+def split_name(text: str) -> tuple[str, str]:
+    """`name=URL-or-directory`, or one of them alone, whose name is then made from it. Raises ConfigError."""
+    name, equals, place = text.partition("=")
+    if not equals or "/" in name:
+        place = text
+        parts = urlsplit(text)
+        name = re.sub(r"[^A-Za-z0-9._-]+", "-", parts.netloc) if is_url(text) else Path(text).resolve().name
+    if not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]*", name) or not place:
+        raise ConfigError(f"{text!r}: give name=URL or name=DIRECTORY, with letters, digits, '.', '_' and '-' in the name.")
+    return name, place
+
+
+def is_url(text: str) -> bool:
+    return text.startswith(("http://", "https://"))
+
+
+def base_url(text: str) -> str:
+    """Without `/v1` and slashes at the end. Raises ConfigError when it is no address of a server."""
+    try:
+        parts = urlsplit(text)
+        usable = is_url(text) and parts.hostname and parts.port != 0 and not (parts.query or parts.fragment)
+    except ValueError:
+        usable = False
+    if not usable:
+        raise ConfigError(f"{text!r} is not the address of a server. Write it like http://127.0.0.1:8000.")
+    return text.rstrip("/").removesuffix("/v1").rstrip("/")
+
+
+async def choose_model(url: str, model: str | None, api_key: str | None) -> str:
+    """`model`, when the server has it or does not list any; without one the first that it lists.
+
+    Raises TargetError, or ConfigError when the server has others only.
+    """
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    try:
+        async with (
+            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=PROBE_TIMEOUT_S)) as session,
+            session.get(f"{url}/v1/models", headers=headers) as response,
+        ):
+            if response.status in (401, 403):
+                raise TargetError(f"{url} asks for an API key ({response.status}). Give it with --api-key.")
+            listed = _model_ids(await response.json(content_type=None)) if response.status == 200 else []
+    except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+        raise TargetError(f"{url} does not answer /v1/models: {str(error) or type(error).__name__}. Is it up?") from None
+    if model is None and not listed:
+        raise TargetError(f"{url} lists no models. Give the model's name with --model.")
+    if model is not None and listed and model not in listed:
+        raise ConfigError(f"{url} has no model {model!r}. It has {', '.join(listed)}.")
+    return model or listed[0]
+
+
+def _model_ids(document: object) -> list[str]:
+    data = document.get("data") if isinstance(document, dict) else None
+    return [str(entry["id"]) for entry in data if "id" in entry] if isinstance(data, list) else []
+
+
+async def checked(target: Target) -> Target:
+    """The target as it wants to be asked, once it has answered a request of two tokens. Raises TargetError."""
+    try:
+        async with client.session() as session, asyncio.timeout(PROBE_TIMEOUT_S):
+            return await client.probed(session, target)
+    except TimeoutError:
+        raise TargetError(f"{target.url} did not answer a request of two tokens in {PROBE_TIMEOUT_S:.0f} s.") from None
+    except ConfigError:
+        raise
+    except PdmuxError as error:
+        raise TargetError(str(error)) from None
+
+
+@dataclass(frozen=True, slots=True)
+class SoloPlan:
+    """Prompts for a server that is idle: at each of a few lengths as many as there are repeats, none like another."""
+
+    prompts: Sequence[Sequence[tuple[int, ...]]]  # ascending lengths
+    output_tokens: int
+
+
+def plan_solo(workload: Workload, token_ids: tuple[int, int], max_context: int | None) -> SoloPlan:
+    """At the lengths that 10, 50 and 90 % of the workload's prompts stay below; their content shares nothing with a run's."""
+    asks = workload.asks(_SOLO_SAMPLE, _SOLO_SEED)
+    outputs = [ask.output_tokens for ask in asks if ask.output_tokens is not None]
+    output_tokens = max(2, min(SOLO_OUTPUT_TOKENS, round(statistics.median(outputs)) if outputs else SOLO_OUTPUT_TOKENS))
+    tokens = sorted(
+        max(1, len(ask.prompt) // _CHARS_PER_TOKEN) if isinstance(ask.prompt, str) else len(ask.prompt) for ask in asks
+    )
+    most = tokens[-1] if max_context is None else max(1, max_context - output_tokens)
+    lengths = sorted({min(most, max(1, round(quantile(tokens, q)))) for q in _SOLO_QUANTILES})
+    rng = random.Random(_SOLO_SEED)
+    prompts = [[tuple(rng.choices(range(*token_ids), k=n)) for _ in range(SOLO_REPEATS)] for n in lengths]
+    return SoloPlan(prompts, output_tokens)
+
+
+async def measure_solo(target: Target, plan: SoloPlan) -> SoloLatency:
+    """The server's latency for one request at a time. Raises TargetError when one does not complete."""
+    points: list[tuple[float, float]] = []
+    gaps_s: list[float] = []
+    await _alone(target, Ask(plan.prompts[-1][0][::-1], 2))  # the first long one may find memory that is not there yet
+    for prompts in plan.prompts:
+        done = [await _alone(target, Ask(prompt, plan.output_tokens)) for prompt in prompts]
+        tokens = statistics.median(lifeline.prompt_tokens for lifeline in done)
+        points.append((tokens, statistics.median(lifeline.token_s[0] - lifeline.sent_s for lifeline in done)))
+        gaps_s += [gap for lifeline in done for gap in lifeline.gaps_s]
+    if not gaps_s:
+        raise TargetError(f"{target.url} sends all tokens of an answer at once, so there is no ITL to take multiples of.")
+    return SoloLatency(*fit_line(points), statistics.median(gaps_s))
+
+
+async def _alone(target: Target, ask: Ask) -> Lifeline:
+    try:
+        async with client.session() as session, asyncio.timeout(PROBE_TIMEOUT_S):
+            lifeline = await client.send(session, target, PlannedRequest(0, 0.0, ask), time.perf_counter())
+    except TimeoutError:
+        raise TargetError(
+            f"{target.url} did not complete a request in {PROBE_TIMEOUT_S:.0f} s with nothing else to do."
+        ) from None
+    if lifeline.ending is not Ending.COMPLETE:
+        what = f"{lifeline.ending.value}{f': {lifeline.error}' if lifeline.error else ''}"
+        raise TargetError(f"{target.url} did not complete a request of {len(ask.prompt)} prompt tokens ({what}).")
+    return lifeline
+
+
+def fit_line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """(intercept, slope) of least squares, neither below 0: a line that falls, or cuts below 0, would make limits that no
+    server can meet."""
+    if len(points) < 2:
+        return points[0][1], 0.0
+    slope, intercept = statistics.linear_regression(*zip(*points, strict=True))
+    if slope < 0:
+        return statistics.fmean(y for _, y in points), 0.0
+    if intercept < 0:
+        return 0.0, sum(x * y for x, y in points) / sum(x * x for x, _ in points)
+    return intercept, slope
