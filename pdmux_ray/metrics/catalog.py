@@ -9,14 +9,17 @@ Every series carries the label `gateway`, because a scrape through Serve's proxy
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum
+from itertools import accumulate
 from typing import TypeAlias
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from pdmux_ray.types import Load
 
@@ -78,8 +81,33 @@ class GatewayMetrics:
     def _counter(self, name: str, meaning: str, labels: tuple[str, ...] = ()) -> Counter:
         return Counter(name, meaning, ("gateway", *labels), registry=self._registry)
 
-    def _histogram(self, name: str, meaning: str, buckets: tuple[float, ...]) -> Histogram:
-        return Histogram(name, meaning, ("gateway",), buckets=buckets, registry=self._registry).labels(self._gateway_id)
+    def _histogram(self, name: str, meaning: str, buckets: tuple[float, ...]) -> LatencyHistogram:
+        histogram = LatencyHistogram(name, meaning, buckets, self._gateway_id)
+        self._registry.register(histogram)
+        return histogram
+
+
+class LatencyHistogram(Collector):
+    """A histogram for the event loop's thread alone: without a lock an observation, one per token, costs a quarter."""
+
+    def __init__(self, name: str, meaning: str, buckets_s: tuple[float, ...], gateway_id: str) -> None:
+        self._name = name
+        self._meaning = meaning
+        self._bounds_s = buckets_s
+        self._gateway_id = gateway_id
+        self._counts = [0] * (len(buckets_s) + 1)  # of each bucket alone; the last one has no bound
+        self._sum_s = 0.0
+
+    def observe(self, seconds: float) -> None:
+        self._counts[bisect_left(self._bounds_s, seconds)] += 1
+        self._sum_s += seconds
+
+    def collect(self) -> Iterable[Metric]:
+        family = HistogramMetricFamily(self._name, self._meaning, labels=("gateway",))
+        bounds = [*map(floatToGoString, self._bounds_s), "+Inf"]
+        buckets = list(zip(bounds, map(float, accumulate(self._counts)), strict=True))
+        family.add_metric((self._gateway_id,), buckets, self._sum_s)
+        return [family]
 
 
 # Name -> (meaning, value of a load).

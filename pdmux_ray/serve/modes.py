@@ -23,9 +23,11 @@ from pdmux_ray.errors import ConfigError
 
 HttpFront: TypeAlias = Literal["haproxy", "proxy"]
 
-# Both fronts. A stream's log line and its place in the log file are not worth a system call per request.
 _SHARED = {
+    # A stream's log line and its place in the log file are not worth a system call per request.
     "RAY_SERVE_REQUEST_PATH_LOG_BUFFER_SIZE": "1000",
+    # Each replica hands its counts to Ray so often, idle or not. Ray exports them every ten seconds.
+    "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "5000",
 }
 
 _HAPROXY = {

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from functools import cached_property
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -101,6 +101,14 @@ class Tokenizer:
         if "ByteFallback" in self._decoders and len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">"):
             return bytes.fromhex(piece[3:5])
         return piece.replace("\u2581", " ").encode()
+
+    @cached_property
+    def shown_bytes(self) -> Callable[[int], bytes] | None:
+        """Token id -> the bytes that it adds to `decode`'s text. None when that is not all there is to decoding."""
+        if self._decoders != {"ByteLevel"}:
+            return None
+        special = {token for token, added in self.backend.get_added_tokens_decoder().items() if added.special}
+        return cache(lambda token_id: b"" if token_id in special else self.token_bytes(token_id))
 
     def _encode(self, text: str, special: bool, param: str) -> list[int]:
         """Raises RequestError."""

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+from pdmux_ray.text import tokenizer
 
 EOS = "<eos>"
 _MERGED = ["st", "op", "stop", " s", "ab", "abc", "é", "\n\n", "the"]
 
 
-class SmallTokenizer:
-    """What `TextStream` needs of a tokenizer."""
+class SmallTokenizer(tokenizer.Tokenizer):
+    """Made of a backend alone: no chat template, no model."""
 
     def __init__(self, backend: Tokenizer) -> None:
         backend.add_special_tokens([AddedToken(EOS, special=True)])
@@ -20,12 +20,9 @@ class SmallTokenizer:
     def encode(self, text: str) -> list[int]:
         return list(self.backend.encode(text).ids)
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        return self.backend.decode(list(token_ids), skip_special_tokens=True)
 
-
-def byte_level() -> SmallTokenizer:
-    """GPT-2, Llama 3 and Qwen style: every byte is a token; some longer ones."""
+def byte_level(*, by_library: bool = False) -> SmallTokenizer:
+    """GPT-2, Llama 3 and Qwen style: every byte is a token; some longer ones. `by_library`: its text only the library knows."""
     pieces = sorted(pre_tokenizers.ByteLevel.alphabet())
     pre = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     words = ["".join(piece for piece, _ in pre.pre_tokenize_str(word)) for word in _MERGED]
@@ -33,7 +30,7 @@ def byte_level() -> SmallTokenizer:
     merges = [(w[:i], w[i:]) for w in words for i in range(1, len(w)) if w[:i] in vocab and w[i:] in vocab]
     backend = Tokenizer(models.BPE(vocab, merges))
     backend.pre_tokenizer = pre
-    backend.decoder = decoders.ByteLevel()
+    backend.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Fuse()]) if by_library else decoders.ByteLevel()
     return SmallTokenizer(backend)
 
 

@@ -11,7 +11,8 @@ from pdmux_ray.text.stream import TextStream
 from .small import EOS, SmallTokenizer, byte_fallback, byte_level
 
 BYTE_LEVEL, BYTE_FALLBACK = byte_level(), byte_fallback()
-TOKENIZERS = [BYTE_LEVEL, BYTE_FALLBACK]
+BY_LIBRARY = byte_level(by_library=True)
+TOKENIZERS = [BYTE_LEVEL, BY_LIBRARY, BYTE_FALLBACK]
 texts = st.text(st.sampled_from("abcstop \n\u00e9\u20ac\U0001f600"), max_size=40)
 stops = st.lists(st.text(st.sampled_from("abcstop \u00e9"), min_size=1, max_size=5), max_size=4).map(tuple)
 
@@ -54,9 +55,17 @@ def test_all_that_is_shown_is_the_decoded_text_up_to_the_first_stop_string(
     assert "".join(stream(tokens, tokenizer, stop)) == cut_at_first_stop(tokenizer.decode(tokens), stop)
 
 
-@given(st.lists(st.integers(0, BYTE_LEVEL.backend.get_vocab_size() - 1), max_size=30), stops)
-def test_even_random_bytes_come_out_as_the_full_decode(tokens: list[int], stop: tuple[str, ...]) -> None:
-    assert "".join(stream(tokens, stop=stop)) == cut_at_first_stop(BYTE_LEVEL.decode(tokens), stop)
+@given(st.lists(st.integers(0, BYTE_LEVEL.backend.get_vocab_size() - 1), max_size=30), stops, st.sampled_from(TOKENIZERS[:2]))
+def test_even_random_bytes_come_out_as_the_full_decode(
+    tokens: list[int], stop: tuple[str, ...], tokenizer: SmallTokenizer
+) -> None:
+    assert "".join(stream(tokens, tokenizer, stop)) == cut_at_first_stop(tokenizer.decode(tokens), stop)
+
+
+def test_only_a_purely_byte_level_tokenizer_is_decoded_without_the_library() -> None:
+    assert BYTE_LEVEL.shown_bytes is not None
+    assert BY_LIBRARY.shown_bytes is None
+    assert BYTE_FALLBACK.shown_bytes is None
 
 
 @given(texts, st.sampled_from(TOKENIZERS))
