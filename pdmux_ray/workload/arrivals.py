@@ -1,0 +1,64 @@
+"""When requests come. Every function returns seconds from the run's start, ascending, over a span of exactly count / rate."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+
+from pdmux_ray.errors import ConfigError
+from pdmux_ray.workload.requests import Ask, PlannedRequest
+
+BURSTINESS = (0.01, 10_000.0)  # outside of it a gamma draw is all zeros or all ones in double precision
+
+
+def poisson(count: int, rate_rps: float, seed: int) -> list[float]:
+    """A Poisson process, given that exactly `count` requests come in count / rate seconds. Its times are those of as many
+    independent uniform draws in order, so the offered rate of a short run has no luck in it. Raises ConfigError."""
+    return gamma(count, rate_rps, 1.0, seed)
+
+
+def gamma(count: int, rate_rps: float, burstiness: float, seed: int) -> list[float]:
+    """Gaps drawn from a gamma distribution of shape `burstiness`: 1 is Poisson, less is burstier, more is more regular
+    (the coefficient of variation of a gap is 1 / sqrt(burstiness)). Scaled as in `poisson`. Raises ConfigError."""
+    span_s = _span_s(count, rate_rps)
+    if not BURSTINESS[0] <= burstiness <= BURSTINESS[1]:
+        raise ConfigError(f"Burstiness must be {BURSTINESS[0]:g} to {BURSTINESS[1]:g} (1 is Poisson), not {burstiness:g}.")
+    if seed < 0:
+        raise ConfigError(f"A seed is 0 or more, not {seed}.")
+    # One gap more than requests: what follows the last request is part of the span, as what precedes the first one is.
+    times = np.cumsum(np.random.default_rng(seed).gamma(burstiness, size=count + 1))
+    return [float(time) for time in times[:-1] * (span_s / times[-1])]
+
+
+def rescaled(trace_s: Sequence[float], rate_rps: float) -> list[float]:
+    """The arrivals of a trace (ascending), stretched or squeezed so that the last of n comes n / rate seconds after the
+    first. Bursts stay bursts: requests that came at once in the trace come at once. Raises ConfigError."""
+    span_s = _span_s(len(trace_s), rate_rps)
+    if any(after < before for before, after in pairwise(trace_s)):
+        raise ConfigError("The trace's times must ascend.")
+    if len(trace_s) == 1:
+        return [0.0]
+    length_s = trace_s[-1] - trace_s[0]
+    if length_s == 0:
+        raise ConfigError(f"All {len(trace_s)} requests of the trace come at the same time: take more, or Poisson arrivals.")
+    return [(time - trace_s[0]) * (span_s / length_s) for time in trace_s]
+
+
+def plan(asks: Sequence[Ask], due_s: Sequence[float]) -> list[PlannedRequest]:
+    """Ask i comes at due_s[i]. As many times as asks, ascending; else ConfigError."""
+    if len(asks) != len(due_s):
+        raise ConfigError(f"{len(asks)} requests cannot come at {len(due_s)} times.")
+    if any(after < before for before, after in pairwise(due_s)):
+        raise ConfigError("Planned times must ascend.")
+    return [PlannedRequest(index, due, ask) for index, (due, ask) in enumerate(zip(due_s, asks, strict=True))]
+
+
+def _span_s(count: int, rate_rps: float) -> float:
+    if count < 1:
+        raise ConfigError(f"A run needs at least one request, not {count}.")
+    if not (math.isfinite(rate_rps) and rate_rps > 0):
+        raise ConfigError(f"The rate must be a number of requests a second above 0, not {rate_rps}.")
+    return count / rate_rps
