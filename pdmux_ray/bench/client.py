@@ -1,71 +1,221 @@
-"""A streaming client for OpenAI-compatible servers that notes when each chunk arrived. Knows nothing of servers' insides."""
+"""One streamed request to an OpenAI-compatible server, noted token by token. Knows nothing of servers' insides.
+
+A token's time is when its bytes were taken from the socket, before anything parsed them. A request uses a connection again that
+was idle for less than a second, else its TTFT includes making one.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import json
+import socket
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+from weakref import WeakValueDictionary
 
 import aiohttp
 
-from pdmux_ray.errors import PdmuxError
+from pdmux_ray.bench.answer import Answer, BrokenAnswerError, quoted
+from pdmux_ray.bench.sse import EventParser, OversizeError
+from pdmux_ray.errors import ConfigError, PdmuxError
+from pdmux_ray.metrics.lifeline import Lifeline
+from pdmux_ray.workload.requests import Ask, PlannedRequest
+
+MAX_TOKENS_UNASKED = 256  # of an ask that leaves it to the model: some servers would stop at 16 of themselves
+IDLE_S = 1.0  # servers close idle connections after 2 s or more: a race with that would look like an error of theirs
+PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 
 
-@dataclass(slots=True)
-class StreamTimes:
-    """One request as its client saw it. Seconds on `time.perf_counter`'s clock."""
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """What a server takes beyond OpenAI's own fields, under the names vLLM gave them."""
 
-    sent_s: float
-    arrivals_s: list[float] = field(default_factory=list)  # one per chunk that carries a token
+    usage_per_chunk: bool = True  # `stream_options.continuous_usage_stats`: tokens are then counted exactly, else estimated
+    ignore_eos: bool = True  # else an end token may end an answer early: complete, if its finish reason is "stop"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A server, and how to ask it."""
+
+    url: str
+    model: str
+    endpoint: Literal["completions", "chat"] = "completions"
+    api_key: str | None = None
+    dialect: Dialect | None = None  # None: `probed` has not been asked, and it is taken to understand everything
 
     @property
-    def ttft_s(self) -> float:
-        return self.arrivals_s[0] - self.sent_s
+    def address(self) -> str:
+        return self.url.rstrip("/").removesuffix("/v1") + PATHS[self.endpoint]
 
     @property
-    def gaps_s(self) -> list[float]:
-        return [b - a for a, b in zip(self.arrivals_s, self.arrivals_s[1:], strict=False)]
+    def headers(self) -> dict[str, str]:
+        """Nothing compressed: an encoder would hold tokens back."""
+        key = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
+        return {"Content-Type": "application/json", "Accept-Encoding": "identity", **key}
 
 
-async def stream_completion(
-    session: aiohttp.ClientSession, url: str, model: str, prompt: Sequence[int], max_tokens: int
-) -> StreamTimes:
-    """Streams one greedy completion of exactly `max_tokens` tokens. Raises PdmuxError on an error or a wrong count."""
-    body = {
-        "model": model,
-        "prompt": list(prompt),
-        "max_tokens": max_tokens,
-        "temperature": 0,
-        "ignore_eos": True,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
-    times = StreamTimes(time.perf_counter())
-    usage = None
-    async with session.post(f"{url}/v1/completions", json=body) as response:
-        if response.status != 200:
-            raise PdmuxError(f"{url} answered {response.status}: {(await response.text())[:300]}")
-        async for line in response.content:
-            now = time.perf_counter()
-            if not line.startswith(b"data: {"):
-                continue
-            # The usage chunk has no choices; parsing every other chunk would cost the client more than it learns.
-            if b'"choices":[]' in line.replace(b" ", b""):
-                usage = json.loads(line[6:])["usage"]
-            elif b'"error"' in line[:20]:
-                raise PdmuxError(f"{url} failed mid-stream: {line[:300].decode(errors='replace')}")
+class _TimedSocket(socket.socket):
+    """Notes when it last gave bytes away.
+
+    A task that reads a stream runs only when the loop has emptied every socket that was ready: with hundreds of streams that is
+    milliseconds after the bytes came. It runs before the loop looks at the sockets again, so the time is that of its bytes.
+    """
+
+    received_s: float | None = None
+
+    def recv(self, *args: Any) -> bytes:
+        data = super().recv(*args)
+        self.received_s = time.perf_counter()
+        return data
+
+    def recv_into(self, *args: Any) -> int:
+        count = super().recv_into(*args)
+        self.received_s = time.perf_counter()
+        return count
+
+
+_timed: WeakValueDictionary[int, _TimedSocket] = WeakValueDictionary()  # the process's, by file descriptor
+
+
+def _timed_socket(address: tuple[Any, ...]) -> socket.socket:
+    family, kind, protocol, _, _ = address
+    made = _TimedSocket(family, kind, protocol)
+    _timed[made.fileno()] = made
+    return made
+
+
+def session() -> aiohttp.ClientSession:
+    """For `send`: connections without number and without timeouts; whoever sends decides how long to wait."""
+    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_S, socket_factory=_timed_socket)
+    return aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None))
+
+
+def body(target: Target, ask: Ask) -> bytes:
+    """The request as JSON: streamed, greedy, with usage. Raises ConfigError when the endpoint cannot take the prompt."""
+    dialect = target.dialect or Dialect()
+    fields: dict[str, Any] = {"model": target.model, "temperature": 0, "stream": True}
+    if target.endpoint == "completions":
+        fields["prompt"] = ask.prompt
+    elif isinstance(ask.prompt, str):
+        fields["messages"] = [{"role": "user", "content": ask.prompt}]
+    else:
+        raise ConfigError("Chat takes texts, and the workload's prompts are token ids. Use completions, or a file of prompts.")
+    fields["max_tokens"] = MAX_TOKENS_UNASKED if ask.output_tokens is None else ask.output_tokens
+    if ask.output_tokens is not None and dialect.ignore_eos:
+        fields["ignore_eos"] = True
+    per_chunk = {"continuous_usage_stats": True} if dialect.usage_per_chunk else {}
+    fields["stream_options"] = {"include_usage": True, **per_chunk}
+    return json.dumps(fields, separators=(",", ":")).encode()
+
+
+async def send(
+    session: aiohttp.ClientSession, target: Target, planned: PlannedRequest, start_s: float, data: bytes | None = None
+) -> Lifeline:
+    """Sends now, and returns when the answer has ended, however it did: see `stream`. `data`: `body` of it, if made before."""
+    lifeline = new_lifeline(planned, start_s)
+    strict = (target.dialect or Dialect()).ignore_eos
+    await stream(session, target, data or body(target, planned.ask), lifeline, strict_length=strict)
+    return lifeline
+
+
+def new_lifeline(planned: PlannedRequest, start_s: float) -> Lifeline:
+    """Of a request that is still to be sent. `start_s`: of the run, on `time.perf_counter`."""
+    ask = planned.ask
+    prompt_tokens = 0 if isinstance(ask.prompt, str) else len(ask.prompt)  # of a text the server tells
+    return Lifeline(start_s + planned.due_s, prompt_tokens=prompt_tokens, asked_tokens=ask.output_tokens)
+
+
+async def stream(
+    session: aiohttp.ClientSession,
+    target: Target,
+    data: bytes,
+    lifeline: Lifeline,
+    *,
+    strict_length: bool = True,
+    on_events: Callable[[], None] | None = None,
+) -> bool:
+    """Posts `data` and notes in `lifeline` what comes. Times are seconds on `time.perf_counter`.
+
+    Whatever a server or connection does wrong becomes `Ending.ERROR` with `error`. What is only odd (counts that do not agree, no
+    [DONE]) is noted in `error` too, and leaves the ending alone. A cancelled one stays UNFINISHED. `on_events` is called after
+    each read that brought events; what it raises ends the request and goes to the caller.
+
+    Returns whether tokens were counted exactly.
+    """
+    answer = Answer(lifeline, strict_length)
+    lifeline.sent_s = time.perf_counter()
+    try:
+        async with session.post(target.address, data=data, headers=target.headers, allow_redirects=False) as response:
+            if response.status != 200:
+                told = quoted(await response.content.read(2000))
+                lifeline.fail(time.perf_counter(), f"HTTP {response.status}: {told or response.reason}")
             else:
-                times.arrivals_s.append(now)
-    if usage is None or usage["completion_tokens"] != max_tokens:
-        raise PdmuxError(f"{url} did not deliver {max_tokens} tokens: usage {usage}")
-    return times
+                await _read(response, answer, on_events)
+    except asyncio.CancelledError:
+        lifeline.ended_s = time.perf_counter()
+        raise
+    except BrokenAnswerError as error:
+        lifeline.fail(time.perf_counter(), str(error))
+    except (aiohttp.ClientError, OSError, OversizeError, ValueError) as error:
+        lifeline.fail(time.perf_counter(), f"{type(error).__name__}: {error}")
+    return answer.exact
+
+
+async def _read(response: aiohttp.ClientResponse, answer: Answer, on_events: Callable[[], None] | None) -> None:
+    """To the end of the stream."""
+    parser, timed = EventParser(), _socket_of(response)
+    now_s = time.perf_counter()
+    async for piece in response.content.iter_any():
+        now_s = (timed and timed.received_s) or time.perf_counter()
+        events = parser.feed(piece)
+        for event in events:
+            answer.take(now_s, event)
+        if events and on_events is not None:
+            on_events()
+    for event in parser.end():
+        answer.take(now_s, event)
+    answer.end(time.perf_counter())
+
+
+def _socket_of(response: aiohttp.ClientResponse) -> _TimedSocket | None:
+    """None where another loop reads the sockets, or the answer came whole with its head."""
+    transport = response.connection.transport if response.connection else None
+    found = transport.get_extra_info("socket") if transport else None
+    return _timed.get(found.fileno()) if found else None
+
+
+async def probed(session: aiohttp.ClientSession, target: Target) -> Target:
+    """The same target with its dialect, by a request of two tokens for each attempt: fields that a server refuses (400, 422) are
+    left out. Raises PdmuxError when it does not answer even the plainest."""
+    if target.dialect is not None:
+        return target
+    failure = ""
+    for ignore_eos in (True, False):
+        for usage_per_chunk in (True, False):
+            tried = replace(target, dialect=Dialect(usage_per_chunk, ignore_eos))
+            probe = PlannedRequest(0, 0.0, Ask("Hello", 2))
+            lifeline = new_lifeline(probe, time.perf_counter())
+            exact = await stream(session, tried, body(tried, probe.ask), lifeline, strict_length=ignore_eos)
+            if lifeline.token_s and lifeline.finish_reason:
+                return replace(tried, dialect=Dialect(usage_per_chunk and exact, ignore_eos))
+            failure = lifeline.error or "no token came"
+            if not failure.startswith(("HTTP 400", "HTTP 422")):
+                break
+    raise PdmuxError(f"{target.address} does not answer a request of two tokens: {failure}")
 
 
 async def ask(session: aiohttp.ClientSession, url: str, model: str, question: str) -> str:
-    """One greedy chat answer of at most 32 tokens."""
-    body = {"model": model, "messages": [{"role": "user", "content": question}], "max_tokens": 32, "temperature": 0}
-    async with session.post(f"{url}/v1/chat/completions", json=body) as response:
+    """One greedy chat answer of at most 32 tokens. Raises PdmuxError."""
+    fields: Mapping[str, Any] = {
+        "model": model,
+        "messages": [{"role": "user", "content": question}],
+        "max_tokens": 32,
+        "temperature": 0,
+    }
+    async with session.post(f"{url}{PATHS['chat']}", json=fields) as response:
         if response.status != 200:
             raise PdmuxError(f"{url} answered {response.status}: {(await response.text())[:300]}")
         return str((await response.json())["choices"][0]["message"]["content"])

@@ -1,0 +1,216 @@
+"""Offers load: in an open loop, where requests are sent on time whatever the server does, or in a closed one.
+
+It runs on asyncio's own loop, whose sockets tell when bytes were taken (`bench.client`). Another loop (uvloop) works too; times
+are then those of the tasks that read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import aiohttp
+
+from pdmux_ray.bench import client, watch
+from pdmux_ray.bench.client import Target
+from pdmux_ray.errors import ConfigError
+from pdmux_ray.metrics.lifeline import Ending, Lifeline
+from pdmux_ray.workload.requests import Ask, PlannedRequest
+
+HEAD_START_S = 0.05  # from the end of the preparations to the run's start
+PROGRESS_S = 0.25
+SPIN_S = 0.001  # a loop's timers are as coarse as this, so the rest is waited for awake
+
+OnProgress = Callable[[int, int, int], None]  # (sent, done, planned)
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What bounds a run, and what it must keep to in order to count."""
+
+    time_limit_s: float = 3600.0  # after which nothing more is sent
+    drain_s: float = 60.0  # after the last send; requests that are not done by then are UNFINISHED
+    lateness_tolerance_s: float | None = None  # of the p99; None: `watch.lateness_tolerance_s`
+    stall_tolerance_s: float = 0.010  # stalls of the client's loop that are longer count against the run
+
+
+@dataclass(slots=True)
+class Load:
+    """What came of a run. Times of the lifelines are seconds on `time.perf_counter`."""
+
+    lifelines: list[Lifeline]  # of the requests that were sent, in the order they were planned
+    invalid: str | None  # why the run must not be used: the client fell behind. None: it may
+    interrupted: bool
+    counting: Literal["exact", "estimated"]  # how tokens of a chunk were counted
+    start_s: float
+    lateness_p99_s: float
+    longest_stall_s: float  # of the client's loop
+    stalled_share: float  # of the run
+    notes: list[str] = field(default_factory=list)  # what a reader must know
+
+
+async def open_loop(target: Target, plan: Sequence[PlannedRequest], options: Options, on_progress: OnProgress) -> Load:
+    """Sends each request at its time; nothing that the server does can hold a send back.
+
+    Being cancelled (Ctrl-C) ends it early: it returns what there is, `interrupted`. Raises PdmuxError when the server does not answer
+    the first, plain request, ConfigError when it cannot take such prompts.
+    """
+    run = _Run(len(plan), options, on_progress)
+    tolerance_s = options.lateness_tolerance_s
+    if tolerance_s is None:
+        tolerance_s = watch.lateness_tolerance_s([planned.due_s for planned in plan])
+
+    async def feed() -> None:
+        for planned in sorted(plan, key=lambda planned: planned.due_s):
+            if planned.due_s > options.time_limit_s:
+                return
+            data = client.body(run.target, planned.ask)  # before its time, so that it cannot make it late
+            await _until(run.start_s + planned.due_s)
+            run.begin(planned, data)
+
+    return await run.load(target, feed, tolerance_s)
+
+
+async def closed_loop(target: Target, asks: Sequence[Ask], concurrency: int, options: Options, on_progress: OnProgress) -> Load:
+    """Keeps `concurrency` requests under way: the next is due when one has ended. Ends early, and raises, as `open_loop` does."""
+    if concurrency < 1:
+        raise ConfigError(f"A closed loop needs at least one request under way, not {concurrency}.")
+    run = _Run(len(asks), options, on_progress)
+
+    async def feed() -> None:
+        room = asyncio.Semaphore(concurrency)
+        for index, ask in enumerate(asks):
+            data = client.body(run.target, ask)
+            await room.acquire()
+            due_s = time.perf_counter() - run.start_s
+            if due_s > options.time_limit_s:
+                return
+            run.begin(PlannedRequest(index, due_s, ask), data).add_done_callback(lambda _: room.release())
+
+    return await run.load(target, feed, watch.MIN_LATENESS_S)
+
+
+async def _until(due_s: float) -> None:
+    """Awake for the last millisecond, while the loop serves its sockets; never early."""
+    if (left_s := due_s - time.perf_counter()) > SPIN_S:
+        await asyncio.sleep(left_s - SPIN_S)
+    while time.perf_counter() < due_s:
+        await asyncio.sleep(0)
+
+
+class _Run:
+    """One run: its requests under way, and the tasks beside them. Owner of the lifelines until `load` returns."""
+
+    def __init__(self, planned: int, options: Options, on_progress: OnProgress) -> None:
+        self._planned = planned
+        self._options = options
+        self._on_progress = on_progress
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._lifelines: list[tuple[int, Lifeline]] = []  # index in the plan
+        self._inexact = 0
+        self._done = 0
+        self._session: aiohttp.ClientSession  # from `load` on
+        self.target: Target
+        self.start_s = 0.0
+
+    async def load(self, target: Target, feed: Callable[[], Awaitable[None]], tolerance_s: float) -> Load:
+        interrupted = False
+        async with client.session() as self._session:
+            self.target = await client.probed(self._session, target)
+            looked = watch.LoopWatch(self._options.stall_tolerance_s)
+            with watch.no_collections():
+                self.start_s = time.perf_counter() + HEAD_START_S
+                try:
+                    async with _beside(looked.run(), self._progress()):
+                        await feed()
+                        await self._drain()
+                except asyncio.CancelledError:
+                    interrupted = True
+                    _forget_cancellation()
+                await self._give_up()
+        self._on_progress(len(self._lifelines), self._done, self._planned)
+        lifelines = [lifeline for _, lifeline in sorted(self._lifelines, key=lambda entry: entry[0])]
+        late_s = watch.lateness_p99_s(lifelines)
+        return Load(
+            lifelines=lifelines,
+            invalid=watch.judged(late_s, tolerance_s, looked),
+            interrupted=interrupted,
+            counting="exact" if self._exact else "estimated",
+            start_s=self.start_s,
+            lateness_p99_s=late_s,
+            longest_stall_s=looked.longest_s,
+            stalled_share=looked.stalled_share,
+            notes=list(self._notes(lifelines)),
+        )
+
+    def begin(self, planned: PlannedRequest, data: bytes) -> asyncio.Task[None]:
+        lifeline = client.new_lifeline(planned, self.start_s)
+        self._lifelines.append((planned.index, lifeline))
+        task = asyncio.create_task(self._send(lifeline, data))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _send(self, lifeline: Lifeline, data: bytes) -> None:
+        strict_length = self._dialect.ignore_eos
+        exact = await client.stream(self._session, self.target, data, lifeline, strict_length=strict_length)
+        self._inexact += not exact
+        self._done += 1
+
+    async def _drain(self) -> None:
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=self._options.drain_s)
+
+    async def _give_up(self) -> None:
+        """Leaves what is still under way: UNFINISHED."""
+        under_way = list(self._tasks)
+        for task in under_way:
+            task.cancel()
+        await asyncio.gather(*under_way, return_exceptions=True)
+
+    async def _progress(self) -> None:
+        while True:
+            self._on_progress(len(self._lifelines), self._done, self._planned)
+            await asyncio.sleep(PROGRESS_S)
+
+    @property
+    def _dialect(self) -> client.Dialect:
+        return self.target.dialect or client.Dialect()
+
+    @property
+    def _exact(self) -> bool:
+        return self._dialect.usage_per_chunk and not self._inexact
+
+    def _notes(self, lifelines: Sequence[Lifeline]) -> Iterator[str]:
+        if not self._exact:
+            yield "The server does not count tokens chunk by chunk: they are estimated from the lengths of the texts."
+        if not self._dialect.ignore_eos and any(lifeline.asked_tokens is not None for lifeline in lifelines):
+            yield "The server does not know ignore_eos: answers may end before the tokens that were asked for."
+        if (missing := self._planned - len(lifelines)) > 0:
+            yield f"{missing} of {self._planned} planned requests were not sent: the run was ended early."
+        odd = Counter(lifeline.error for lifeline in lifelines if lifeline.error and lifeline.ending is not Ending.ERROR)
+        for text, count in odd.most_common(5):
+            yield f"{count} requests: {text}"
+
+
+@contextlib.asynccontextmanager
+async def _beside(*coroutines: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Runs them in tasks of their own until the block ends."""
+    tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _forget_cancellation() -> None:
+    """The caller wants what there is, so the cancellation ends here."""
+    if task := asyncio.current_task():
+        task.uncancel()
