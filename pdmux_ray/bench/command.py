@@ -47,6 +47,7 @@ class Job:
     token_ids: tuple[int, int]
     scaling: Scaling
     endpoint: str
+    description: Sequence[str]  # of the workload, as its longest run has it
 
     @classmethod
     def of(cls, args: argparse.Namespace) -> Job:
@@ -82,6 +83,7 @@ class Job:
             args.token_ids,
             scaling,
             args.endpoint,
+            tuple(workload.description),
         )
 
     @property
@@ -97,10 +99,8 @@ class Job:
             "model": target.model,
             "endpoint": target.endpoint,
             "workload": offer.workload.name,
-            "load": f"closed loop, {offer.requests} requests"
-            if self.closed
-            else f"open loop, {offer.arrivals} arrivals, "
-            + (f"{offer.requests} requests a rate" if offer.requests else f"{offer.duration_s:g} s a rate"),
+            "load": "closed loop" if self.closed else f"open loop, {offer.arrivals} arrivals",
+            "each run": f"{offer.requests} requests" if offer.requests else f"{offer.duration_s:g} s of arrivals",
             "warm-up": f"{offer.warmup} requests",
             "seed": str(offer.seed),
             "scaling": f"lengths divided by {self.scaling.divide:g}, context at most {self.scaling.max_context or 'any'}",
@@ -157,7 +157,7 @@ def run(args: argparse.Namespace) -> int:
         target = connect(url, args)
         terms, notes = job.terms(target, console)
         session = Session(name, args.out, terms, job.conditions(target))
-        session.notes += [*job.offer.workload.description, *notes]
+        session.notes += [*job.description, *notes]
         outcome.sessions.append(session)
         with Progress(job.most_runs, console) as progress:
             conductor = Conductor(job.offer, job.options, progress, job.closed)

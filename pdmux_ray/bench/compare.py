@@ -82,7 +82,7 @@ def _measure(job: Job, args: argparse.Namespace, urls: dict[str, str], outcome: 
         if terms is None:
             terms, notes = job.terms(target, console)
         session = Session(name, args.out / name, terms, job.conditions(target) | {"rounds": str(args.rounds)})
-        session.notes += [*job.offer.workload.description, *notes]
+        session.notes += [*job.description, *notes]
         live.append((session, target))
         outcome.sessions.append(session)
     with Progress(len(job.levels) * args.rounds * len(live), console) as progress:

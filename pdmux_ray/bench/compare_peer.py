@@ -167,7 +167,8 @@ class Plan:
             "url": self.commands[name],
             "model": target.model,
             "workload": shape.workload.name,
-            "load": f"open loop, poisson arrivals, {self.extent.seconds:g} s a rate",
+            "load": f"open loop, {shape.offer.arrivals} arrivals",
+            "each run": f"{self.extent.seconds:g} s of arrivals",
             "rounds": str(self.extent.rounds),
             "seed": str(self.seed),
         }

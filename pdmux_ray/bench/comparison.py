@@ -11,7 +11,7 @@ from pdmux_ray.metrics.goodput import RatePoint, resampled
 from pdmux_ray.metrics.lifeline import quantile
 
 # Conditions that two targets may differ in and still be compared.
-_OF_THE_TARGET = frozenset({"url", "model"})
+_MAY_DIFFER = frozenset({"url", "model", "each run", "rounds"})
 _RESAMPLES = 1000
 
 
@@ -50,7 +50,7 @@ def _resampled(session: Session, points: Sequence[RatePoint]) -> list[float]:
 
 def differences(conditions: Mapping[str, str], first: Mapping[str, str]) -> list[str]:
     """What was asked of a target and not of the first one, in words. Empty: their figures compare."""
-    keys = sorted((conditions.keys() | first.keys()) - _OF_THE_TARGET)
+    keys = sorted((conditions.keys() | first.keys()) - _MAY_DIFFER)
     return [
         f"{key} is {conditions.get(key, 'not stated')!r}, not {first.get(key, 'not stated')!r}"
         for key in keys

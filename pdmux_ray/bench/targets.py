@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import re
 import statistics
@@ -75,9 +76,9 @@ async def choose_model(url: str, model: str | None, api_key: str | None) -> str:
         ):
             if response.status in (401, 403):
                 raise TargetError(f"{url} asks for an API key ({response.status}). Give it with --api-key.")
-            listed = _model_ids(await response.json(content_type=None)) if response.status == 200 else []
+            listed = _model_ids(await response.read()) if response.status == 200 else []
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-        raise TargetError(f"{url} does not answer /v1/models: {str(error) or type(error).__name__}. Is it up?") from None
+        raise TargetError(f"{url} cannot be reached: {str(error) or type(error).__name__}. Is it up?") from None
     if model is None and not listed:
         raise TargetError(f"{url} lists no models. Give the model's name with --model.")
     if model is not None and listed and model not in listed:
@@ -85,9 +86,12 @@ async def choose_model(url: str, model: str | None, api_key: str | None) -> str:
     return model or listed[0]
 
 
-def _model_ids(document: object) -> list[str]:
-    data = document.get("data") if isinstance(document, dict) else None
-    return [str(entry["id"]) for entry in data if "id" in entry] if isinstance(data, list) else []
+def _model_ids(body: bytes) -> list[str]:
+    """Of /v1/models. Empty where a server has something else there."""
+    try:
+        return [str(entry["id"]) for entry in json.loads(body)["data"]]
+    except (ValueError, KeyError, TypeError):
+        return []
 
 
 async def checked(target: Target) -> Target:

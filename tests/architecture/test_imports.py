@@ -41,7 +41,7 @@ LAW: dict[str, tuple[str, ...]] = {
     ),
     "pdmux_ray.metrics": (*BASE, "pdmux_ray.policy", "prometheus_client"),
     "pdmux_ray.workload": ("pdmux_ray.errors", "numpy"),  # the simulator replays it: no server, no clock
-    "pdmux_ray.report": ("pdmux_ray.errors", "pdmux_ray.metrics", "numpy", "rich", "vl_convert"),
+    "pdmux_ray.report": ("pdmux_ray.errors", "pdmux_ray.metrics", "numpy", "rich", "vl_convert", "jinja2", "markupsafe"),
     "pdmux_ray.serve": (
         *(*BASE, "pdmux_ray.policy", "pdmux_ray.engine", "pdmux_ray.device.base", "pdmux_ray.model.source"),
         *("pdmux_ray.text", "pdmux_ray.metrics", "pdmux_ray.__version__"),
