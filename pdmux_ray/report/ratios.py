@@ -109,3 +109,12 @@ def _compared(measure: _Measure, name: str, rate: float, value: float | None, ba
         verdict = Verdict.EVEN if even else Verdict.BETTER if better else Verdict.WORSE
     text, baseline_text = (figures.NONE if v is None else measure.text(v) for v in (value, baseline))
     return Comparison(measure.name, name, rate, value, baseline, ratio, verdict, text, baseline_text)
+
+
+def rows(comparisons: Sequence[Comparison], targets: int) -> list[Sequence[Comparison]]:
+    """One row per measure and rate, with a comparison for each of the `targets` other than the baseline."""
+    return [comparisons[i : i + targets] for i in range(0, len(comparisons), targets)]
+
+
+def ratio_text(found: Comparison) -> str:
+    return figures.NONE if found.ratio is None else f"{found.ratio:.2f}×"

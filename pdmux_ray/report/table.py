@@ -11,7 +11,7 @@ from rich.text import Text
 
 from pdmux_ray.metrics.summary import RunSummary, Stats, Summary
 from pdmux_ray.report import figures
-from pdmux_ray.report.ratios import Comparison, Verdict, compare
+from pdmux_ray.report.ratios import Verdict, compare, ratio_text, rows
 
 _STYLES = {Verdict.BETTER: "green", Verdict.WORSE: "red"}
 _RUN_COLUMNS = (
@@ -78,15 +78,6 @@ def print_comparison(console: Console, targets: Sequence[tuple[str, Summary]]) -
             ]
         table.add_row(*cells)
     _print(console, table)
-
-
-def rows(comparisons: Sequence[Comparison], targets: int) -> list[Sequence[Comparison]]:
-    """One row per measure and rate, with a comparison for each of the `targets` other than the baseline."""
-    return [comparisons[i : i + targets] for i in range(0, len(comparisons), targets)]
-
-
-def ratio_text(found: Comparison) -> str:
-    return figures.NONE if found.ratio is None else f"{found.ratio:.2f}×"
 
 
 def _table(console: Console, columns: Iterable[str], left: Sequence[int] = ()) -> Table:
