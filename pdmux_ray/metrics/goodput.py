@@ -5,6 +5,7 @@ Pure: stdlib only. `DEFINITION` is what reports print.
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from collections.abc import Mapping, Sequence
@@ -17,9 +18,10 @@ from pdmux_ray.metrics.lifeline import Ending, Lifeline, quantile
 DEFINITION = (
     "A request is good when it is complete, its TTFT is within the TTFT SLO and the stated statistic of its ITLs is within the "
     "ITL SLO, both at once. TTFT counts from the planned arrival; an ITL is the gap between two arrivals of tokens. "
-    "Errors, truncated and unfinished requests are misses. Goodput is the highest offered rate (requests a second and device) "
-    "up to which the stated attainment of requests is good at every measured rate, interpolated linearly to the first measured "
-    "rate at which it is not. Its 95 % interval is a bootstrap over blocks of consecutive requests."
+    "Errors, truncated, empty and unfinished requests are misses. Goodput is the highest offered rate (requests a second and "
+    "device) up to which the stated attainment of requests is good at every measured rate, interpolated linearly to the first "
+    "measured rate at which it is not; below the lowest measured rate, from none offered and all good. Its 95 % interval is a "
+    "bootstrap over blocks of consecutive requests."
 )
 
 ITL_STATISTICS: Mapping[str, float] = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "max": 1.0}
@@ -41,17 +43,22 @@ _MISSES = {Ending.ERROR: Verdict.ERROR, Ending.TRUNCATED: Verdict.TRUNCATED, End
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """Service level objectives of one request, in seconds. None: no limit.
+    """Service level objectives of one request, in seconds; what is within them is exactly at them or faster. None: no limit.
 
-    The TTFT limit is `ttft_s + ttft_s_per_token * prompt tokens`: a long prompt may be given longer.
+    The TTFT limit is `ttft_s + ttft_s_per_token * prompt tokens`: a long prompt may be given longer. Raises ConfigError.
     """
 
     ttft_s: float | None = None
     itl_s: float | None = None
     ttft_s_per_token: float = 0.0
-    itl_statistic: str = "p99"  # of the request's own gaps; a key of ITL_STATISTICS or "mean"
+    itl_statistic: str = "p99"  # of the request's own gaps: a key of ITL_STATISTICS; or "mean", which is its TPOT
 
     def __post_init__(self) -> None:
+        for name, limit_s in (("TTFT", self.ttft_limit_s(1)), ("ITL", self.itl_s)):
+            if limit_s is not None and not 0 < limit_s < math.inf:
+                raise ConfigError(f"The {name} SLO is {limit_s!r} s. Give seconds above 0, or leave it out for no limit.")
+        if self.ttft_s_per_token < 0 or (self.ttft_s or 0) < 0 or (self.ttft_s_per_token and self.ttft_s is None):
+            raise ConfigError(f"{self.ttft_s_per_token!r} s a prompt token is no addition to a TTFT SLO of {self.ttft_s!r} s.")
         if self.itl_statistic != "mean" and self.itl_statistic not in ITL_STATISTICS:
             raise ConfigError(f"ITL statistic {self.itl_statistic!r} is unknown. Use mean, {', '.join(ITL_STATISTICS)}.")
 
@@ -62,7 +69,9 @@ class Slo:
         if lifeline.ending in _MISSES:
             return _MISSES[lifeline.ending]
         ttft_s, limit_s = lifeline.ttft_s, self.ttft_limit_s(lifeline.prompt_tokens)
-        if limit_s is not None and ttft_s is not None and ttft_s > limit_s:
+        if ttft_s is None:  # or an empty answer, which has nothing to be late with, would be the best of all
+            return Verdict.TRUNCATED
+        if limit_s is not None and ttft_s > limit_s:
             return Verdict.TTFT
         itl_s = self.itl_of(lifeline)
         if self.itl_s is not None and itl_s is not None and itl_s > self.itl_s:
@@ -70,7 +79,7 @@ class Slo:
         return Verdict.GOOD
 
     def itl_of(self, lifeline: Lifeline) -> float | None:
-        """The statistic that is compared with `itl_s`. None with fewer than two tokens."""
+        """The statistic that is compared with `itl_s`. None without a gap."""
         if self.itl_statistic == "mean":
             return lifeline.tpot_s
         gaps_s = sorted(lifeline.gaps_s)
@@ -79,10 +88,16 @@ class Slo:
 
 @dataclass(frozen=True, slots=True)
 class RatePoint:
-    """The verdicts of the requests that were offered at one rate, in the order of their arrival."""
+    """The verdicts of the requests that were offered at one rate, in the order of their arrival. Raises ConfigError."""
 
     rate_rps: float  # offered
     good: Sequence[bool]
+
+    def __post_init__(self) -> None:
+        if not self.good:
+            raise ConfigError(
+                f"No request was sent at {self.rate_rps:g} requests/s, so there is nothing to judge. Run it longer."
+            )
 
     @property
     def good_fraction(self) -> float:
@@ -110,7 +125,15 @@ class Goodput:
 
 
 def goodput(points: Sequence[RatePoint], attainment: float, *, resamples: int = 1000, seed: int = 0) -> Goodput:
-    """See DEFINITION. `points` at different rates, in any order, each with at least one request; 0 < attainment ≤ 1."""
+    """See DEFINITION. At least one point, in any order, each at a rate of its own above 0; 0 < attainment ≤ 1.
+
+    The interval is one of this very series of runs. It cannot know of what would differ between two: docs/goodput.md says how
+    often it holds the true figure. Raises ConfigError.
+    """
+    if not 0 < attainment <= 1:
+        raise ConfigError(
+            f"The attainment is {attainment!r}. Give the share of requests that must be good, above 0, at most 1."
+        )
     ordered = sorted(points, key=lambda point: point.rate_rps)
     rates = [point.rate_rps for point in ordered]
     rps, bound = _crossing(rates, [point.good_fraction for point in ordered], attainment)
@@ -129,13 +152,14 @@ def resampled(points: Sequence[RatePoint], attainment: float, *, resamples: int 
 
 
 def fraction_ci(point: RatePoint, *, resamples: int = 1000, seed: int = 0) -> tuple[float, float]:
-    """95 % interval of `point.good_fraction`, drawn as that of `goodput` is. At least one request."""
+    """95 % interval of `point.good_fraction`, drawn as that of `goodput` is."""
     rng, sampler = random.Random(seed), _BlockSampler(point.good)
     drawn = sorted(sampler.good_fraction(rng) for _ in range(resamples))
     return quantile(drawn, 0.025), quantile(drawn, 0.975)
 
 
 def _crossing(rates: Sequence[float], fractions: Sequence[float], attainment: float) -> tuple[float, Bound]:
+    """Where the line through the ascending points first falls below the attainment."""
     held_rate, held_fraction = 0.0, 1.0
     for index, (rate, fraction) in enumerate(zip(rates, fractions, strict=True)):
         if fraction < attainment:
@@ -146,18 +170,21 @@ def _crossing(rates: Sequence[float], fractions: Sequence[float], attainment: fl
 
 
 class _BlockSampler:
-    """Circular block bootstrap (Politis and Romano, 1992): neighbours share a queue, so they are drawn together."""
+    """Circular block bootstrap (Politis and Romano, 1992): neighbours share a queue, so they are drawn together.
+
+    A block has √n requests, however they depend: equal counts give equal draws, and blocks that are chosen by the data hold the
+    true figure no more often by much (docs/goodput.md).
+    """
 
     def __init__(self, good: Sequence[bool]) -> None:
-        self._count = len(good)
-        self._block = max(1, math.isqrt(self._count))
-        self._sums: list[int] = [0]  # of the sequence and its first block again
-        for value in (*good, *good[: self._block]):
-            self._sums.append(self._sums[-1] + value)
+        count = len(good)
+        block = math.isqrt(count)
+        upto = [0, *itertools.accumulate((*good, *good[:block]))]
+        self._sums = [upto[start + block] - upto[start] for start in range(count)]  # of the block that starts there
+        self._blocks = count // block
+        self._drawn = self._blocks * block
 
     def good_fraction(self, rng: random.Random) -> float:
         """Of one resample."""
-        blocks = -(-self._count // self._block)
-        starts = [rng.randrange(self._count) for _ in range(blocks)]
-        drawn: int = sum(self._sums[start + self._block] - self._sums[start] for start in starts)
-        return drawn / (blocks * self._block)
+        drawn: int = sum(rng.choices(self._sums, k=self._blocks))
+        return drawn / self._drawn

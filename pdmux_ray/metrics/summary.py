@@ -6,6 +6,7 @@ Pure, but for `write` and `read`.
 from __future__ import annotations
 
 import json
+import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -21,7 +22,10 @@ FILE_NAME = "summary.json"
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """Of one measure over one run, exact, in the measure's unit. All None without a sample."""
+    """Of one measure over one run, exact, in the measure's unit. All None without a sample.
+
+    A request that never had the measure is no sample: figures of a run with `errors` are those of the requests that got so far.
+    """
 
     mean: float | None
     p50: float | None
@@ -35,7 +39,7 @@ class Stats:
             return cls(None, None, None, None, None)
         ordered = sorted(values)
         middle, high, tail = (quantile(ordered, q) for q in (0.5, 0.9, 0.99))
-        return cls(sum(ordered) / len(ordered), middle, high, tail, ordered[-1])
+        return cls(statistics.fmean(ordered), middle, high, tail, ordered[-1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +56,7 @@ class RunSummary:
     e2e_s: Stats
     output_tokens_per_s: float  # tokens that arrived, over the time from the first planned arrival to the last token
     good_fraction: float
-    verdicts: Mapping[str, int]  # `Verdict` value -> requests
+    verdicts: Mapping[str, int]  # every `Verdict` value -> requests
     duration_s: float
     prompt_tokens: int
     output_tokens: int
@@ -77,7 +81,11 @@ class Summary:
 
 
 def summarize_run(target: str, rate: float, lifelines: Sequence[Lifeline], slo: Slo, invalid: str | None = None) -> RunSummary:
-    """Of at least one request, in any order."""
+    """Of requests in any order, on one clock. Raises ConfigError without any."""
+    if not lifelines:
+        raise ConfigError(
+            f"No request was sent to {target} at {rate:g} requests/s, so there is nothing to sum up. Run it longer."
+        )
     verdicts = Counter(slo.verdict(lifeline).value for lifeline in lifelines)
     begin_s = min(lifeline.due_s for lifeline in lifelines)
     end_s = max((lifeline.token_s[-1] for lifeline in lifelines if lifeline.token_s), default=begin_s)
@@ -94,7 +102,7 @@ def summarize_run(target: str, rate: float, lifelines: Sequence[Lifeline], slo: 
         e2e_s=Stats.of([s for lifeline in lifelines if (s := lifeline.e2e_s) is not None]),
         output_tokens_per_s=output_tokens / (end_s - begin_s) if end_s > begin_s else 0.0,
         good_fraction=good / len(lifelines),
-        verdicts=dict(verdicts),
+        verdicts={verdict.value: verdicts[verdict.value] for verdict in Verdict},
         duration_s=end_s - begin_s,
         prompt_tokens=sum(lifeline.prompt_tokens for lifeline in lifelines),
         output_tokens=output_tokens,
