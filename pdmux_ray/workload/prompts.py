@@ -25,11 +25,12 @@ _MASK = (1 << 64) - 1
 
 
 class TokenContent:
-    """Makes prompts of token ids in [low, high). Token k of block b is a hash of (salt, seed, b, k) alone, so that equal blocks are
-    equal wherever they stand, also when they are cut, and different ones have no beginning in common."""
+    """Makes prompts of token ids in [low, high). Token k of block b is a hash of (salt, seed, b, k) alone, so that equal blocks
+    are equal wherever they stand, also when they are cut, and different ones have no beginning in common."""
 
     def __init__(self, token_ids: tuple[int, int], seed: int, salt: str = "") -> None:
-        """`salt` keeps workloads apart that number their blocks alike. Raises ConfigError when the range has fewer than MIN_IDS ids or begins below 0."""
+        """`salt` keeps workloads apart that number their blocks alike. Raises ConfigError when the range has fewer than
+        MIN_IDS ids or begins below 0."""
         low, high = token_ids
         if low < 0 or high - low < MIN_IDS:
             raise ConfigError(f"Prompts need at least {MIN_IDS} token ids from 0 on, not those from {low} to below {high}.")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +18,7 @@ import numpy as np
 from pdmux_ray.errors import ConfigError
 from pdmux_ray.workload.lines import Limits
 from pdmux_ray.workload.outline import Outline, OutlineSource, reusable_fraction
-from pdmux_ray.workload.prompts import TokenContent, read_prompts
+from pdmux_ray.workload.prompts import PromptFile, TokenContent, read_prompts
 from pdmux_ray.workload.requests import Ask, Workload
 from pdmux_ray.workload.scaling import Scaling
 from pdmux_ray.workload.shapes import SHAPES, fixed
@@ -77,11 +77,18 @@ def load_workload(
     if kind == "prompts" and rest:
         if scaling.divide != 1:
             raise ConfigError("Texts cannot be divided: leave out the scaling, or write shorter prompts.")
-        return read_prompts(Path(rest), limits)
+        return _uncapped(read_prompts(Path(rest), limits), scaling)
     if kind in ("mooncake", "azure") and rest:
         read = read_mooncake if kind == "mooncake" else read_azure
         return TokenWorkload(read(Path(rest), limits), scaling, token_ids)
     raise ConfigError(f"There is no workload {spec!r}. Use one of {', '.join(SPECS)}.")
+
+
+def _uncapped(prompts: PromptFile, scaling: Scaling) -> PromptFile:
+    if scaling.max_context is None:
+        return prompts
+    line = f"Texts are not capped: the server refuses one that does not fit into its context, {scaling.max_context} tokens."
+    return replace(prompts, description=[*prompts.description, line])
 
 
 def _two_lengths(text: str) -> tuple[int, int]:
