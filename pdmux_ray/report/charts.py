@@ -15,6 +15,7 @@ from pdmux_ray.report.marks import HEIGHT, Line, Spec, chart, colour, log_scale,
 from pdmux_ray.report.series import GapBin, UnitsSample
 
 RAIN_SHARE = 0.16  # of a chart's height, for the arrivals that hang from its top
+_ALIGNED = {"minExtent": 58, "maxExtent": 58, "grid": True}  # so that charts of one run have the same time above each other
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ def attainment_over_rate(
     y: Spec = {
         "type": "quantitative",
         "scale": {"domain": [0, 1]},
-        "axis": {"format": ".0%", "title": "good requests", "tickCount": 5},
+        "axis": {"format": ".0%", "title": "good requests", "tickCount": 5, "grid": True},
     }
     marks = [
         {"series": mark.series, "rate": mark.rps, "low": mark.ci[0], "high": mark.ci[1], "good": attainment}
@@ -80,7 +81,7 @@ def good_over_rate(lines: Sequence[Line], points: Sequence[AttainmentPoint]) -> 
     y: Spec = {
         "type": "quantitative",
         "scale": {"domain": [0, highest]},
-        "axis": {"title": "good requests/s", "tickCount": 5},
+        "axis": {"title": "good requests/s", "tickCount": 5, "grid": True},
     }
     end = min(top, highest)
     diagonal: Spec = {
@@ -238,7 +239,11 @@ def itl_over_time(
     low, high = domain_s
     raised = (low, low * (high / low) ** (1 / (1 - RAIN_SHARE)))  # room for the rain above all gaps
     x = _time_axis(span_s)
-    y: Spec = {"type": "quantitative", "scale": log_scale(raised), "axis": {**seconds_axis(domain_s), "title": "ITL"}}
+    y: Spec = {
+        "type": "quantitative",
+        "scale": log_scale(raised),
+        "axis": {**seconds_axis(domain_s), **_ALIGNED, "title": "ITL"},
+    }
     names = (("t", "s into the run"), ("p50", "p50, s"), ("p99", "p99, s"), ("max", "longest, s"))
     rows = [{"t": b.time_s, "p50": b.p50_s, "p99": b.p99_s, "max": b.max_s} for b in bins]
     data: Spec = {"values": rounded(rows)}
@@ -284,7 +289,7 @@ def units_over_time(steps: Sequence[UnitsSample], rain: Sequence[tuple[float, in
             "type": "quantitative",
             "stack": "zero",
             "scale": {"domain": [0, top], "nice": False},
-            "axis": {"title": "units", "tickMinStep": 1, "tickCount": 6},
+            "axis": {"title": "units", "tickMinStep": 1, "tickCount": 6, **_ALIGNED},
         },
         "color": colour(lanes, "lane"),
         "order": {"field": "order", "type": "quantitative"},

@@ -188,7 +188,7 @@ def over_time(targets: Sequence[TargetRuns]) -> list[Block]:
         shown = target.held.runs[0] if target.held else target.runs[0]
         first = _run_charts(target, shown, domain_s)
         others = [chart for run in target.runs if run is not shown for chart in _run_charts(target, run, domain_s)]
-        blocks += [Grid(first)] if first else []
+        blocks += [Grid([chart]) for chart in first]  # one above the other: they share the time
         blocks += [Folded(f"The other runs of {target.name} ({len(target.runs) - 1})", [Grid(others)])] if others else []
     return blocks
 
@@ -210,7 +210,7 @@ def _run_charts(target: TargetRuns, run: Run, domain_s: tuple[float, float]) -> 
                 f"Median, 99th percentile and longest ITL over the run, logarithmic, with the arrivals of prompts. The longest "
                 f"is {figures.duration(max(b.max_s for b in bins))}.",
                 [Key("p50", "var(--series-0)"), Key("p99", "var(--series-1)"), Key("longest", "var(--muted)", "dot"), prompts],
-                f"Each point sums up {figures.duration(bins[0].width_s)}.",
+                f"Each point covers {figures.duration(float(f'{bins[0].width_s:.2g}'))}.",
             )
         )
     if steps := series.units(target.units, window):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pdmux_ray.metrics.summary import RunSummary, Stats, Summary
 from pdmux_ray.report import figures, load_charts, ratios
-from pdmux_ray.report.page import Alarm, Block, Card, Cards, Folded, Group, Key, Notes, Row, Section, Table, Text, render
+from pdmux_ray.report.page import Alarm, Block, Card, Cards, Folded, Group, Key, Notes, Row, Section, Table, render
 from pdmux_ray.report.ratios import Comparison, Verdict
 from pdmux_ray.report.runs import TargetRuns, lines, with_names
 from pdmux_ray.report.series import UnitsSample
@@ -64,8 +64,9 @@ def _alarms(targets: Sequence[TargetRuns]) -> list[Block]:
     ]
     if not invalid:
         return []
-    count = "1 run is invalid" if len(invalid) == 1 else f"{len(invalid)} runs are invalid"
-    return [Alarm(f"{count} and must not be used. No goodput counts them.", invalid)]
+    one = len(invalid) == 1
+    count = "1 run is invalid" if one else f"{len(invalid)} runs are invalid"
+    return [Alarm(f"{count} and must not be used. No goodput counts {'it' if one else 'them'}.", invalid)]
 
 
 def _cards(targets: Sequence[TargetRuns]) -> Cards:
@@ -92,19 +93,18 @@ def _sentence(clause: str) -> str:
 
 
 def _conditions(targets: Sequence[TargetRuns], notes: Sequence[str]) -> list[Block]:
-    """A row per condition, a column per target; one column where all targets have the same."""
+    """What is the same for all targets first, then the rest with a column per target."""
     facts = [_facts(target) for target in targets]
     names = list(dict.fromkeys(name for found in facts for name in found))
-    columns = [[found.get(name, figures.NONE) for name in names] for found in facts]
-    differ = any(column != columns[0] for column in columns)
-    shown = columns if differ else columns[:1]
-    rows = [Row([name, *(column[i] for column in shown)]) for i, name in enumerate(names)]
-    headings = [target.name for target in targets] if differ or len(targets) == 1 else ["all targets"]
-    asked = Table(
-        "Asked of the targets" if len(targets) > 1 else "Asked of the target", ("", *headings), rows, style="words asked"
-    )
+    same = [name for name in names if len({found.get(name) for found in facts}) == 1]
+    rows = [Row([name, facts[0][name]]) for name in same]
+    blocks: list[Block] = [Table("Asked of every target" if len(targets) > 1 else "Asked", ("", ""), rows, style="words asked")]
+    if len(same) < len(names):
+        rows = [Row([name, *(found.get(name, figures.NONE) for found in facts)]) for name in names if name not in same]
+        columns = ("", *(target.name for target in targets))
+        blocks.append(Table("Where the targets differ", columns, rows, style="words asked"))
     lines = [figures.printable(note) for note in dict.fromkeys(notes)]
-    return [asked, *([Notes(lines)] if lines else []), Text(targets[0].summary.definition)]
+    return [*blocks, *([Notes(lines)] if lines else [])]
 
 
 def _facts(target: TargetRuns) -> dict[str, str]:
@@ -114,6 +114,7 @@ def _facts(target: TargetRuns) -> dict[str, str]:
         "SLO": figures.slo(summary.slo),
         "attainment": f"{figures.percent(summary.attainment)} of requests",
         "devices": str(summary.devices),
+        "definition": summary.definition,
     }
 
 
@@ -157,7 +158,7 @@ def _ratios_table(caption: str, targets: Sequence[TargetRuns], rows: Sequence[Se
             styles |= {len(cells) + i: _MARKS.get(found.verdict, "") for i in (1, 2)}
             cells += [found.text, ratios.ratio_text(found), found.verdict.value]
         body.append(Row(cells, styles=styles))
-    return Table(caption, columns, body, groups)
+    return Table(caption, columns, body, groups, style="named")
 
 
 def _run_tables(target: TargetRuns) -> list[Block]:
@@ -219,4 +220,4 @@ def _errors(targets: Sequence[TargetRuns]) -> list[Block]:
     rows = [Row([name, f"{count:,}", error]) for (name, error), count in said.most_common(MAX_ERRORS)]
     more = len(said) - len(rows)
     caption = f"What requests failed with{f' ({more} rarer ones are left out)' if more > 0 else ''}"
-    return [Table(caption, ("target", "requests", "error"), rows, style="words")]
+    return [Table(caption, ("target", "requests", "error"), rows, style="words errors")]

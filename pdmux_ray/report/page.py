@@ -130,13 +130,7 @@ class Notes:
     lines: Sequence[str]
 
 
-@dataclass(frozen=True, slots=True)
-class Text:
-    kind: ClassVar[str] = "text"
-    text: str
-
-
-Block = Chart | Table | Grid | Folded | Cards | Alarm | Notes | Text
+Block = Chart | Table | Grid | Folded | Cards | Alarm | Notes
 
 
 @dataclass(frozen=True, slots=True)
