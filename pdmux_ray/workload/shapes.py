@@ -11,7 +11,8 @@ OpenThoughts  OpenThoughts-114k, Guha et al., arXiv:2506.04178, which has no sta
 Tool&Agent    Qin et al., "Mooncake", FAST '25, table 2: 23,608 requests, 8,596 prompt and 182 output tokens, 59 % of blocks
               reusable. Medians, p99 and the shares of the system prompts are others' counts of the released trace.
 
-Least and most, and the means that are not above: the table of workloads of Cui et al., arXiv:2504.14489 (PD multiplexing).
+Least and most, and the means that are not above, are quoted second-hand from the table of workloads of Cui et al.,
+arXiv:2504.14489 (PD multiplexing), and not checked against it.
 """
 
 from __future__ import annotations
@@ -151,7 +152,7 @@ LOOGLE = Shape(
     "loogle",
     (
         "LooGLE (arXiv:2311.04939): 776 documents of over 24,000 tokens, 6,448 questions, 8.3 a document; lengths 3,380 to "
-        "81,000 and outputs 2 to 326 with mean 15 as arXiv:2504.14489 states them.",
+        "81,000 and outputs 2 to 326 with mean 15, quoted second-hand from arXiv:2504.14489.",
         "Assumed: power laws between least and most; four documents at a time are asked about in random order; a question has "
         "10 to 39 tokens. Questions about a document share its full blocks of 512 tokens.",
     ),
@@ -164,7 +165,7 @@ OPENTHOUGHTS = Shape(
     "openthoughts",
     (
         "OpenThoughts-114k (arXiv:2506.04178) as a serving workload: prompts 311 to 4,633 tokens, mean 709; outputs 684 to "
-        "32,768, mean 8,374, as arXiv:2504.14489 states them.",
+        "32,768, mean 8,374, quoted second-hand from arXiv:2504.14489.",
         "Assumed: power laws between least and most. The system prompt that all share is shorter than a block of 512 tokens "
         "and is left out: prompts share nothing.",
     ),
