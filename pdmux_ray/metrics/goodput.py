@@ -172,8 +172,8 @@ def _crossing(rates: Sequence[float], fractions: Sequence[float], attainment: fl
 class _BlockSampler:
     """Circular block bootstrap (Politis and Romano, 1992): neighbours share a queue, so they are drawn together.
 
-    A block has √n requests, however they depend: equal counts give equal draws, and blocks that are chosen by the data hold the
-    true figure no more often by much (docs/goodput.md).
+    A block has √n requests, however they depend: equal counts give equal draws, and a length that is chosen from the data holds
+    the true figure only a little more often (docs/goodput.md).
     """
 
     def __init__(self, good: Sequence[bool]) -> None:
