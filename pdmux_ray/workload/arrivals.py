@@ -11,6 +11,7 @@ import numpy as np
 from pdmux_ray.errors import ConfigError
 from pdmux_ray.workload.requests import Ask, PlannedRequest
 
+_STREAM = 1  # of random numbers; the lengths of a shape have another one, so that the same seed does not tie them together
 BURSTINESS = (0.01, 10_000.0)  # outside of it a gamma draw is all zeros or all ones in double precision
 
 
@@ -29,7 +30,7 @@ def gamma(count: int, rate_rps: float, burstiness: float, seed: int) -> list[flo
     if seed < 0:
         raise ConfigError(f"A seed is 0 or more, not {seed}.")
     # One gap more than requests: what follows the last request is part of the span, as what precedes the first one is.
-    times = np.cumsum(np.random.default_rng(seed).gamma(burstiness, size=count + 1))
+    times = np.cumsum(np.random.default_rng((_STREAM, seed)).gamma(burstiness, size=count + 1))
     return [float(time) for time in times[:-1] * (span_s / times[-1])]
 
 

@@ -23,19 +23,27 @@ from itertools import accumulate
 from itertools import count as counting
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pdmux_ray.workload.lengths import Fixed, Lengths, PowerLaw, Quantiles
 from pdmux_ray.workload.outline import BLOCK_TOKENS, Outline
 from pdmux_ray.workload.traces import unshared
 
-_DRAWS = 5  # of one request, uniform in [0, 1): prompt length, output length, and three for what it shares
+_STREAM = 2  # of random numbers; arrivals have another one
+STRATA = 16
+STRATIFIED = (
+    f"Lengths are drawn in strata: of {STRATA} in a row, one is from each {STRATA}th of the distribution, in random order, so "
+    f"that short runs, too, have about the published means."
+)
 
-# (three draws, prompt tokens drawn, ids that nobody has) -> (prompt tokens, blocks). Keeps state from request to request.
-Sharing = Callable[[Sequence[float], int, Iterator[int]], tuple[int, tuple[int, ...]]]
+# (three draws uniform in [0, 1), prompt lengths as drawn, ids that nobody has) -> (prompt tokens, blocks). Keeps state from
+# request to request.
+Sharing = Callable[[Sequence[float], Iterator[int], Iterator[int]], tuple[int, tuple[int, ...]]]
 
 
-def nothing_shared(draws: Sequence[float], tokens: int, fresh: Iterator[int]) -> tuple[int, tuple[int, ...]]:
+def nothing_shared(draws: Sequence[float], lengths: Iterator[int], fresh: Iterator[int]) -> tuple[int, tuple[int, ...]]:
     """A `Sharing`: every prompt is new from its first token on."""
+    tokens = next(lengths)
     return tokens, unshared(tokens, fresh)
 
 
@@ -51,36 +59,47 @@ class Shape:
     total_limit: int | None = None  # an output ends where prompt and output have so many tokens
 
     def outlines(self, count: int, seed: int) -> list[Outline]:
-        draws = np.random.default_rng(seed).random((count, _DRAWS))  # row by row: the first rows do not depend on `count`
-        prompts, outputs = self.prompt.at(draws[:, 0]), self.output.at(draws[:, 1])
-        if self.total_limit is not None:
-            outputs = np.minimum(outputs, self.total_limit - prompts)
+        uniform = _draws(count, seed)
+        lengths, outputs = iter(self.prompt.at(uniform[:, 0]).tolist()), self.output.at(uniform[:, 1]).tolist()
         sharing, fresh = self.new_sharing(), counting()
         made = []
-        for row, drawn, output in zip(draws[:, 2:].tolist(), prompts.tolist(), outputs.tolist(), strict=True):
-            prompt, blocks = sharing(row, drawn, fresh)
-            made.append(Outline(prompt, output, blocks))
+        for draws, output in zip(uniform[:, 2:].tolist(), outputs, strict=True):
+            prompt, blocks = sharing(draws, lengths, fresh)
+            most = output if self.total_limit is None else self.total_limit - prompt
+            made.append(Outline(prompt, min(output, most), blocks))
         return made
+
+
+def _draws(count: int, seed: int) -> NDArray[np.float64]:
+    """[count, 5], uniform in [0, 1): for prompt and output length in strata, then three. The first rows do not depend on
+    `count`."""
+    random = np.random.default_rng((_STREAM, seed)).random((-(-count // STRATA), 7, STRATA))
+    stratified = (random[:, 0:2].argsort(axis=2) + random[:, 2:4]) / STRATA
+    return np.concatenate([stratified, random[:, 4:]], axis=1).transpose(0, 2, 1).reshape(-1, 5)[:count]
 
 
 class Documents:
     """A `Sharing`: several questions about each of a few documents at a time. The drawn length is the document's; its full
-    blocks are shared, and the last block holds its rest and the question. After each question a document is given up with a
-    probability that makes as many questions a document as LooGLE has."""
+    blocks are shared, and the last block holds its rest and the question. A document gets 8 or 9 questions, in the mean as many
+    as LooGLE's have; nothing is published of how they are spread."""
 
     LIVE = 4  # assumed
-    GIVEN_UP = 776 / 6448
+    QUESTIONS = 6448 / 776
     QUESTION_TOKENS = (10, 40)  # assumed
 
     def __init__(self) -> None:
         self._live: dict[int, tuple[int, list[int]]] = {}  # place -> document's tokens, its full blocks
+        self._left: dict[int, int] = {}  # place -> questions to come
 
-    def __call__(self, draws: Sequence[float], tokens: int, fresh: Iterator[int]) -> tuple[int, tuple[int, ...]]:
+    def __call__(self, draws: Sequence[float], lengths: Iterator[int], fresh: Iterator[int]) -> tuple[int, tuple[int, ...]]:
         place = int(draws[0] * self.LIVE)
         if place not in self._live:
+            tokens = next(lengths)
+            self._left[place] = int(self.QUESTIONS + draws[1])
             self._live[place] = (tokens, [next(fresh) for _ in range(tokens // BLOCK_TOKENS)])
         document_tokens, blocks = self._live[place]
-        if draws[1] < self.GIVEN_UP:
+        self._left[place] -= 1
+        if not self._left[place]:
             del self._live[place]
         least, most = self.QUESTION_TOKENS
         prompt_tokens = document_tokens + least + int(draws[2] * (most - least))
@@ -102,7 +121,8 @@ class Sessions:
         self._systems: dict[int, list[int]] = {}  # kind -> blocks
         self._live: list[list[int]] = []  # full blocks of the newest call of each session, oldest session first
 
-    def __call__(self, draws: Sequence[float], tokens: int, fresh: Iterator[int]) -> tuple[int, tuple[int, ...]]:
+    def __call__(self, draws: Sequence[float], lengths: Iterator[int], fresh: Iterator[int]) -> tuple[int, tuple[int, ...]]:
+        tokens = next(lengths)
         full = (tokens - 1) // BLOCK_TOKENS  # then comes a last block that nobody else has
         fitting = [session for session in self._live if len(session) <= full] if draws[0] < self.CONTINUED else []
         if fitting:
@@ -142,6 +162,7 @@ SHAREGPT = Shape(
         "2,048 with the answer): prompt mean 217, output mean 202 tokens, as their runs of 1,000 requests print them.",
         "Assumed: prompts follow a power law between 4 and 1,024; outputs have the quantiles of the short requests of "
         "Mooncake's synthetic trace (a third of it is ShareGPT), scaled to the mean. Prompts share nothing.",
+        STRATIFIED,
     ),
     PowerLaw(4, 217, 1024),
     Quantiles({0: 4, 0.1: 28, 0.25: 86, 0.5: 181, 0.75: 276, 0.9: 413, 0.99: 556, 1: 1838}),
@@ -153,8 +174,9 @@ LOOGLE = Shape(
     (
         "LooGLE (arXiv:2311.04939): 776 documents of over 24,000 tokens, 6,448 questions, 8.3 a document; lengths 3,380 to "
         "81,000 and outputs 2 to 326 with mean 15, quoted second-hand from arXiv:2504.14489.",
-        "Assumed: power laws between least and most; four documents at a time are asked about in random order; a question has "
-        "10 to 39 tokens. Questions about a document share its full blocks of 512 tokens.",
+        "Assumed: power laws between least and most; four documents at a time are asked about in random order, 8 or 9 "
+        "questions each; a question has 10 to 39 tokens. Questions about a document share its full blocks of 512 tokens.",
+        STRATIFIED,
     ),
     PowerLaw(3_380, 24_000, 81_000),
     PowerLaw(2, 15, 326),
@@ -168,6 +190,7 @@ OPENTHOUGHTS = Shape(
         "32,768, mean 8,374, quoted second-hand from arXiv:2504.14489.",
         "Assumed: power laws between least and most. The system prompt that all share is shorter than a block of 512 tokens "
         "and is left out: prompts share nothing.",
+        STRATIFIED,
     ),
     PowerLaw(311, 709, 4_633),
     PowerLaw(684, 8_374, 32_768),
@@ -182,6 +205,7 @@ TOOL_AGENT = Shape(
         "Assumed: log-uniform between these quantiles, with the p90 (12,120 and 516) that give the means; the sessions: "
         "system prompts of 12, 4 and 1 blocks of 512 tokens, at most 64 sessions at a time; a call repeats the one before it "
         "and appends.",
+        STRATIFIED,
     ),
     Quantiles({0: 891, 0.5: 6_346, 0.9: 12_120, 0.99: 61_525, 1: 126_195}),
     Quantiles({0: 1, 0.5: 30, 0.9: 516, 1: 2_000}),
