@@ -246,11 +246,10 @@ def itl_over_time(
     }
     names = (("t", "s into the run"), ("p50", "p50, s"), ("p99", "p99, s"), ("max", "longest, s"))
     rows = [{"t": b.time_s, "p50": b.p50_s, "p99": b.p99_s, "max": b.max_s} for b in bins]
-    data: Spec = {"values": rounded(rows)}
 
     def layer(field: str, **mark: Any) -> Spec:
         encoding = {"x": {"field": "t", **x}, "y": {"field": field, **y}, "tooltip": tooltips(*names, form=".3~r")}
-        return {"data": data, "mark": mark, "encoding": encoding}
+        return {"mark": mark, "encoding": encoding}
 
     layers = [
         layer("max", type="point", filled=True, size=14, opacity=0.75, color="var(--muted)"),
@@ -269,7 +268,7 @@ def itl_over_time(
             "encoding": {"x": {"value": 0}, "y": {"datum": limit_s, **y}, "text": {"field": "text"}},
         }
         layers += [rule, label]
-    return _rained(layers, rain, x)
+    return _rained(rows, layers, rain, x)
 
 
 def units_over_time(steps: Sequence[UnitsSample], rain: Sequence[tuple[float, int]], span_s: float) -> Spec:
@@ -296,14 +295,14 @@ def units_over_time(steps: Sequence[UnitsSample], rain: Sequence[tuple[float, in
         "tooltip": tooltips(("t", "s into the run"), ("lane", "lane"), ("units", "units"), form=".3~r"),
     }
     area: Spec = {"type": "area", "interpolate": "step-after", "fillOpacity": 0.45, "line": {"strokeWidth": 1.5}}
-    return _rained([{"data": {"values": rounded(rows)}, "mark": area, "encoding": encoding}], rain, x)
+    return _rained(rows, [{"mark": area, "encoding": encoding}], rain, x)
 
 
 LANES = (Line("decode", "var(--series-0)"), Line("prefill", "var(--series-1)"))
 
 
-def _rained(layers: list[Spec], rain: Sequence[tuple[float, int]], x: Spec) -> Spec:
-    """With prompts above, as bars that hang from the top."""
+def _rained(rows: Sequence[Spec], layers: list[Spec], rain: Sequence[tuple[float, int]], x: Spec) -> Spec:
+    """`layers` over `rows`, and prompts as bars that hang from the top."""
     tallest = max((tokens for _, tokens in rain), default=1) or 1
     scale: Spec = {"domain": [0, tallest / RAIN_SHARE * 1.15], "nice": False, "reverse": True}
     drops: Spec = {
@@ -315,7 +314,8 @@ def _rained(layers: list[Spec], rain: Sequence[tuple[float, int]], x: Spec) -> S
             "tooltip": tooltips(("t", "s into the run"), ("tokens", "prompt tokens"), form=",~r"),
         },
     }
-    return {**chart([drops, {"layer": layers}]), "resolve": {"scale": {"y": "independent"}}}
+    shown: Spec = {"data": {"values": rounded(rows)}, "layer": layers}
+    return {**chart([drops, shown]), "resolve": {"scale": {"y": "independent"}}}
 
 
 def _time_axis(span_s: float) -> Spec:
