@@ -202,12 +202,8 @@ def _vertical_limit(limits_s: tuple[float, float], x: Spec, domain_s: tuple[floa
     if not domain_s[0] <= low <= domain_s[1]:
         return []
     data: Spec = {"values": [{"low": low, "high": min(high, domain_s[1]), "text": _limit_text(limits_s)}]}
-    at_right = math.log(high / domain_s[0]) > 0.6 * math.log(domain_s[1] / domain_s[0])
-    label: Spec = {"align": "right", "dx": -6} if at_right else {"align": "left", "dx": 6}
-    edges = [
-        {"data": data, "mark": {"type": "rule", "style": "limit"}, "encoding": {"x": {"field": name, **x}}}
-        for name in (("low", "high") if high > low else ("low",))
-    ]
+    at_right = math.log(low / domain_s[0]) > 0.6 * math.log(domain_s[1] / domain_s[0])
+    label = {"align": "right", "dx": -6} if at_right else {"align": "left", "dx": 6}
     band: list[Spec] = [
         {
             "data": data,
@@ -215,17 +211,21 @@ def _vertical_limit(limits_s: tuple[float, float], x: Spec, domain_s: tuple[floa
             "encoding": {"x": {"field": "low", **x}, "x2": {"field": "high"}},
         }
     ]
+    edges: list[Spec] = [
+        {"data": data, "mark": {"type": "rule", "style": "limit"}, "encoding": {"x": {"field": name, **x}}}
+        for name in (("low", "high") if high > low else ("low",))
+    ]
     text: Spec = {
         "data": data,
         "mark": {"type": "text", "style": "limit-label", "baseline": "bottom", "dy": -4, **label},
-        "encoding": {"x": {"field": "low" if at_right else "high", **x}, "y": {"value": HEIGHT}, "text": {"field": "text"}},
+        "encoding": {"x": {"field": "low", **x}, "y": {"value": HEIGHT}, "text": {"field": "text"}},
     }
     return [*(band if high > low else []), *edges, text]
 
 
 def _limit_text(limits_s: tuple[float, float]) -> str:
-    low, high = (figures.duration(limit) for limit in limits_s)
-    return f"SLO {low}" if low == high else f"SLO {low} to {high}, by prompt"
+    low, high = limits_s
+    return f"SLO {figures.duration(low)}" if low == high else "SLO, by prompt"
 
 
 def itl_over_time(

@@ -47,8 +47,8 @@ def percent(fraction: float) -> str:
 
 
 def rate(rps: float) -> str:
-    """Without a unit: 4, 2.5, 0.125."""
-    return f"{rps:.4g}"
+    """Without a unit: 4, 2.5, 3.0625."""
+    return f"{rps:.6g}"
 
 
 def slo(limits: Slo) -> str:

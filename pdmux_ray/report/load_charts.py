@@ -142,6 +142,9 @@ def _pair(panel: _Panel, panels: Sequence[_Panel]) -> list[Chart]:
         ends = [end for curves in every for values in curves for end in series.ends(values)]
         title = f"{measure} at {panel.title}" if panel.title.endswith("requests/s") else f"{measure} {panel.title}".strip()
         notes = [f"{panel.left_out} rates between these are left out."] if panel.left_out else []
+        if limits_s and limits_s[0] < limits_s[1]:
+            low, high = (figures.duration(float(f"{limit:.3g}")) for limit in limits_s)
+            notes.append(f"The SLO goes from {low} for the shortest prompt to {high} for the longest.")
         if measure == "ITL" and limits_s:
             notes.append(f"The SLO is for the {panel.target.summary.slo.itl_statistic} of each request's own ITLs.")
         found.append(

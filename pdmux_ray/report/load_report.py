@@ -143,7 +143,8 @@ def _comparison(targets: Sequence[TargetRuns]) -> list[Block]:
 def _comparison_intro(targets: Sequence[TargetRuns]) -> str:
     return (
         f"Each ratio is a target's figure over that of {targets[0].name}. A goodput is better or worse only where the 95 % "
-        f"intervals do not meet; any other figure where it differs by more than {figures.percent(ratios.EVEN)}."
+        f"intervals do not meet, and never worse where it is a lower bound; any other figure is where it differs by more than "
+        f"{figures.percent(ratios.EVEN)}."
     )
 
 

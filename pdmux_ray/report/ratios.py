@@ -18,7 +18,7 @@ class Verdict(Enum):
     BETTER = "better"
     WORSE = "worse"
     EVEN = "even"
-    UNCLEAR = "unclear"  # the intervals of the two meet
+    UNCLEAR = "unclear"  # the intervals of the two meet, or too low rates were offered to know
     UNKNOWN = "unknown"  # one of them has no figure
 
 
@@ -82,16 +82,20 @@ def compare(targets: Sequence[tuple[str, Summary]]) -> list[Comparison]:
 
 
 def _goodput(name: str, summary: Summary, first: Summary) -> Comparison:
-    """Better or worse only where the 95 % intervals do not meet."""
+    """Better or worse only where the 95 % intervals do not meet, and the lower of the two is no mere lower bound."""
     known = Bound.UNKNOWN.value not in (summary.goodput_bound, first.goodput_bound)
     ratio = summary.goodput_rps / first.goodput_rps if known and first.goodput_rps else None
     verdict = Verdict.UNCLEAR if known else Verdict.UNKNOWN
-    if known and summary.goodput_ci[0] > first.goodput_ci[1]:
+    if known and _under(first, summary):
         verdict = Verdict.BETTER
-    elif known and summary.goodput_ci[1] < first.goodput_ci[0]:
+    elif known and _under(summary, first):
         verdict = Verdict.WORSE
     text, baseline_text = (f"{figures.goodput(s)} {figures.goodput_unit(s)}" for s in (summary, first))
     return Comparison("goodput", name, None, summary.goodput_rps, first.goodput_rps, ratio, verdict, text, baseline_text)
+
+
+def _under(low: Summary, high: Summary) -> bool:
+    return low.goodput_bound != Bound.AT_LEAST.value and low.goodput_ci[1] < high.goodput_ci[0]
 
 
 def _median(summary: Summary, rate: float, measure: _Measure) -> float | None:

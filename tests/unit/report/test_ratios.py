@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from pdmux_ray.metrics.goodput import Bound
 from pdmux_ray.metrics.summary import Stats, Summary
 from pdmux_ray.report.ratios import Comparison, Verdict, compare, shared_rates
 
@@ -46,6 +47,15 @@ def test_a_goodput_is_better_only_when_the_intervals_do_not_meet() -> None:
     assert found(compare([("A", first), ("B", near)]), "goodput").verdict is Verdict.UNCLEAR
     assert found(compare([("A", first), ("B", far)]), "goodput").verdict is Verdict.BETTER
     assert found(compare([("B", far), ("A", first)]), "goodput").verdict is Verdict.WORSE
+
+
+def test_a_lower_bound_is_never_worse_than_anything() -> None:
+    measured = replace(target("A").summary, goodput_rps=8.0, goodput_ci=(7.0, 9.0), goodput_bound=Bound.MEASURED.value)
+    bound = replace(measured, goodput_rps=4.0, goodput_ci=(4.0, 4.0), goodput_bound=Bound.AT_LEAST.value)
+    assert found(compare([("A", measured), ("B", bound)]), "goodput").verdict is Verdict.UNCLEAR
+    assert found(compare([("B", bound), ("A", measured)]), "goodput").verdict is Verdict.UNCLEAR
+    higher = replace(bound, goodput_rps=20.0, goodput_ci=(20.0, 20.0))
+    assert found(compare([("A", measured), ("B", higher)]), "goodput").verdict is Verdict.BETTER
 
 
 def test_an_unknown_goodput_has_no_ratio() -> None:
