@@ -10,8 +10,11 @@ from __future__ import annotations
 import argparse
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+
+from pdmux_ray.errors import ConfigError
 
 API_KEY_VARIABLE = "PDMUX_BENCH_API_KEY"
 ACTIONS = ("run", "compare", "report")
@@ -137,21 +140,30 @@ def add_load(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from pdmux_ray.bench.command import run
-
+    with _extra():
+        from pdmux_ray.bench.command import run
     return run(args)
 
 
 def _compare(args: argparse.Namespace) -> int:
-    from pdmux_ray.bench.compare import compare
-
+    with _extra():
+        from pdmux_ray.bench.compare import compare
     return compare(args)
 
 
 def _report(args: argparse.Namespace) -> int:
-    from pdmux_ray.bench.compare import report
-
+    with _extra():
+        from pdmux_ray.bench.compare import report
     return report(args.directory)
+
+
+@contextmanager
+def _extra() -> Iterator[None]:
+    """Says which extra has a package that is missing."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"`pdmux bench` needs {error.name}: install pdmux-ray[bench].") from None
 
 
 def _positive(text: str) -> float:

@@ -145,9 +145,14 @@ class Plan:
             shape.sessions[name] = session
             outcome.sessions.append(session)
         asyncio.run(_saturate(target, replace(shape.offer, requests=2, duration_s=None), level=0.5))  # warms up
-        conductor = Conductor(shape.offer, Options(drain_s=self.extent.drain_s), progress, begun=done)
-        for rate in shape.rates:
-            if conductor.run(shape.sessions[name], target, rate, round_index).good_fraction < HOPELESS:
+        conductor = Conductor(shape.offer, Options(drain_s=self.extent.drain_s), progress)
+        for index, rate in enumerate(shape.rates):
+            conductor.done = done + index
+            summary = conductor.run(shape.sessions[name], target, rate, round_index)
+            if summary.invalid:  # something else wanted the cores; once more, with other prompts
+                conductor.done = done + index
+                summary = conductor.run(shape.sessions[name], target, rate, round_index + self.extent.rounds)
+            if summary.good_fraction < HOPELESS:
                 return
 
     def _set_measure(self, shape: Shape, target: Target) -> None:

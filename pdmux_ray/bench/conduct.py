@@ -30,18 +30,19 @@ class Conductor:
     options: Options
     progress: Progress
     closed: bool = False
-    begun: float = 0.0  # runs that were over before
-    _finished: float = 0.0
+    done: float = 0.0  # runs of the whole command that are over
+    _busy: bool = False  # a run may have left requests in a server
 
     def run(self, session: Session, target: Target, level: float, round_index: int = 0) -> RunSummary:
         """Offers one level to one target.
 
         Raises TargetError when the server no longer answers, KeyboardInterrupt after Ctrl-C; what there is has been written.
         """
-        if self._finished:
+        if self._busy:
             time.sleep(SETTLE_S)
+        self._busy = True
         load = asyncio.run(self._load(session.name, target, level, round_index))
-        self._finished += 1.0
+        self.done += 1.0
         return self._take(session, target, level, load)
 
     async def _load(self, name: str, target: Target, level: float, round_index: int) -> Load:
@@ -49,9 +50,7 @@ class Conductor:
 
         def show(sent: int, done: int, planned: int) -> None:
             share = min(done / planned, 0.999)  # the end is told when it is there
-            self.progress.update(
-                self.begun + self._finished + share, f"{what}: {sent} of {planned} sent, {sent - done} in flight"
-            )
+            self.progress.update(self.done + share, f"{what}: {sent} of {planned} sent, {sent - done} in flight")
 
         if self.closed:
             asks = self.offer.asks(self.offer.count(level), level, round_index)

@@ -78,7 +78,8 @@ async def choose_model(url: str, model: str | None, api_key: str | None) -> str:
                 raise TargetError(f"{url} asks for an API key ({response.status}). Give it with --api-key.")
             listed = _model_ids(await response.read()) if response.status == 200 else []
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-        raise TargetError(f"{url} cannot be reached: {str(error) or type(error).__name__}. Is it up?") from None
+        reason = getattr(error, "os_error", None) or str(error) or type(error).__name__
+        raise TargetError(f"{url} cannot be reached: {reason}. Is it up?") from None
     if model is None and not listed:
         raise TargetError(f"{url} lists no models. Give the model's name with --model.")
     if model is not None and listed and model not in listed:
