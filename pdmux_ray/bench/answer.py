@@ -1,9 +1,9 @@
 """What the events of one streamed answer mean: its tokens, when they came, how it ended. Knows nothing of sockets.
 
 Tokens of an event are counted exactly when every event says how many there are so far (`usage` with `completion_tokens`).
-Otherwise an event with text is one arrival, and at the end the tokens that the last usage states are spread over the arrivals in
-proportion to the length of their texts. Without any usage an answer that ended for its length has the tokens that were asked, and
-another one a token for each arrival.
+Otherwise an event with text is one arrival, and at the end the tokens that the last usage states are spread over the arrivals
+in proportion to the length of their texts. Without any usage an answer that ended for its length has the tokens that were
+asked, and another one a token for each arrival.
 """
 
 from __future__ import annotations
@@ -115,12 +115,16 @@ class Answer:
 
 
 def spread(tokens: int, lengths: Sequence[int]) -> list[int]:
-    """Tokens of each arrival: at least one while there are enough, the rest in proportion to the lengths; in sum `tokens`."""
+    """Tokens of each arrival: at least one while there are enough, the rest in proportion to the lengths; in sum `tokens`, if
+    there is any arrival."""
     arrivals = len(lengths)
+    if not arrivals:
+        return []
     if tokens <= arrivals:
         return [1] * tokens + [0] * (arrivals - tokens)
-    more, total = tokens - arrivals, max(1, sum(lengths))
-    upto = [round(more * reached / total) for reached in accumulate(lengths)]
+    weights = lengths if any(lengths) else [1] * arrivals
+    more, total = tokens - arrivals, sum(weights)
+    upto = [round(more * reached / total) for reached in accumulate(weights)]
     return [1 + after - before for before, after in zip([0, *upto], upto, strict=False)]
 
 

@@ -2,15 +2,14 @@
 
     python -m pdmux_ray.bench.capacity [--streams 500] [--tokens-per-s 5000] [--seconds 10]
 
-Two shapes of the same load: every stream on a schedule of its own, and all tokens of a step at once, as a server that batches sends
-them (the harder one). "Late" is the client's time of a token minus the time when the source handed it to the kernel. Exit status 1
-when the client cannot: it lost tokens or requests, or a run of it would be invalid.
+Two shapes of the same load: every stream on a schedule of its own, and all tokens of a step at once, as a server that batches
+sends them (the harder one). "Late" is the client's time of a token minus the time when the source handed it to the kernel. Exit
+status 1 when the client cannot: it lost tokens or requests, or a run of it would be invalid.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import os
 import sys
 import time
@@ -18,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pdmux_ray.bench.client import Target
-from pdmux_ray.bench.generator import Load, Options, open_loop
+from pdmux_ray.bench.generator import Load, Options, open_loop, run
 from pdmux_ray.bench.scripted_server import Record, Script, in_own_process
 from pdmux_ray.metrics.lifeline import Ending, quantile
 from pdmux_ray.workload.requests import Ask, PlannedRequest
@@ -29,12 +28,12 @@ KEPT_UP = 0.99  # of the tokens asked for
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Of one shape, over the time in which all streams were under way."""
+    """Of one shape."""
 
     shape: str
     asked_per_s: float
-    received_per_s: float
-    cpu_share: float  # of one core
+    received_per_s: float  # the streams' own rates, summed
+    cpu_share: float  # of one core, while all streams were under way
     late_s: Sequence[float]  # of every token, ascending
     load: Load
     lost: int  # requests that are not complete
@@ -57,10 +56,6 @@ class _Meter:
             self._begun, self._ended = self._begun or now, now
 
     @property
-    def window_s(self) -> tuple[float, float]:
-        return (self._begun or self._ended)[0], self._ended[0]
-
-    @property
     def cpu_share(self) -> float:
         begin, end = self._begun or self._ended, self._ended
         return (end[1] - begin[1]) / (end[0] - begin[0]) if end[0] > begin[0] else float("nan")
@@ -75,23 +70,20 @@ def measure(shape: str, streams: int, tokens_per_s: float, seconds: float, cores
     meter = _Meter()
     with in_own_process([script]) as source:
         os.sched_setaffinity(source.pid, cores[-1:])
-        load = asyncio.run(open_loop(Target(source.url, "source"), plan, Options(drain_s=60.0), meter))
+        load = run(open_loop(Target(source.url, "source"), plan, Options(drain_s=60.0), meter))
         records = source.records()
     return _outcome(shape, tokens_per_s, load, meter, records)
 
 
 def _outcome(shape: str, asked_per_s: float, load: Load, meter: _Meter, records: dict[int, Record]) -> Outcome:
-    begin_s, end_s = meter.window_s
-    late_s: list[float] = []
-    received = written = 0
-    for index, lifeline in enumerate(load.lifelines):
-        sent_s = records[index].token_s
-        late_s += [came - sent for came, sent in zip(lifeline.token_s, sent_s, strict=False)]
-        received += sum(begin_s <= at < end_s for at in lifeline.token_s)
-        written += sum(begin_s <= at < end_s for at in sent_s)
-    took_s = max(end_s - begin_s, 1e-9)
+    late_s = [
+        came - sent
+        for index, lifeline in enumerate(load.lifelines)
+        for came, sent in zip(lifeline.token_s, records[index].token_s, strict=False)
+    ]
+    received_per_s = sum(1 / lifeline.tpot_s for lifeline in load.lifelines if lifeline.tpot_s)
     lost = sum(lifeline.ending is not Ending.COMPLETE for lifeline in load.lifelines)
-    return Outcome(shape, asked_per_s, received / took_s, meter.cpu_share, sorted(late_s), load, lost)
+    return Outcome(shape, asked_per_s, received_per_s, meter.cpu_share, sorted(late_s), load, lost)
 
 
 def table(outcomes: Sequence[Outcome]) -> list[str]:
@@ -125,6 +117,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"{args.streams} streams; the client on core {cores[0]}, the source on core {cores[-1]}", file=sys.stderr)
     outcomes = [measure(shape, args.streams, args.tokens_per_s, args.seconds, cores) for shape in ("spread", "steps")]
     print("\n".join(table(outcomes)))
+    print(f"event loop: {outcomes[0].load.loop}")
     return 0 if all(one.holds for one in outcomes) else 1
 
 

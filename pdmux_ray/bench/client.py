@@ -1,19 +1,17 @@
 """One streamed request to an OpenAI-compatible server, noted token by token. Knows nothing of servers' insides.
 
-A token's time is when its bytes were taken from the socket, before anything parsed them. A request uses a connection again that
-was idle for less than a second, else its TTFT includes making one.
+A token's time is when the loop handed its bytes over, before they were parsed. A request uses a connection again that was idle
+for less than a second, else its TTFT includes making one.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import socket
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
-from weakref import WeakValueDictionary
 
 import aiohttp
 
@@ -57,39 +55,9 @@ class Target:
         return {"Content-Type": "application/json", "Accept-Encoding": "identity", **key}
 
 
-class _TimedSocket(socket.socket):
-    """Notes when it last gave bytes away.
-
-    A task that reads a stream runs only when the loop has emptied every socket that was ready: with hundreds of streams that is
-    milliseconds after the bytes came. It runs before the loop looks at the sockets again, so the time is that of its bytes.
-    """
-
-    received_s: float | None = None
-
-    def recv(self, *args: Any) -> bytes:
-        data = super().recv(*args)
-        self.received_s = time.perf_counter()
-        return data
-
-    def recv_into(self, *args: Any) -> int:
-        count = super().recv_into(*args)
-        self.received_s = time.perf_counter()
-        return count
-
-
-_timed: WeakValueDictionary[int, _TimedSocket] = WeakValueDictionary()  # the process's, by file descriptor
-
-
-def _timed_socket(address: tuple[Any, ...]) -> socket.socket:
-    family, kind, protocol, _, _ = address
-    made = _TimedSocket(family, kind, protocol)
-    _timed[made.fileno()] = made
-    return made
-
-
 def session() -> aiohttp.ClientSession:
     """For `send`: connections without number and without timeouts; whoever sends decides how long to wait."""
-    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_S, socket_factory=_timed_socket)
+    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_S)
     return aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None))
 
 
@@ -139,9 +107,9 @@ async def stream(
 ) -> bool:
     """Posts `data` and notes in `lifeline` what comes. Times are seconds on `time.perf_counter`.
 
-    Whatever a server or connection does wrong becomes `Ending.ERROR` with `error`. What is only odd (counts that do not agree, no
-    [DONE]) is noted in `error` too, and leaves the ending alone. A cancelled one stays UNFINISHED. `on_events` is called after
-    each read that brought events; what it raises ends the request and goes to the caller.
+    Whatever a server or connection does wrong becomes `Ending.ERROR` with `error`. What is only odd (counts that do not agree,
+    no [DONE]) is noted in `error` too, and leaves the ending alone. A cancelled one stays UNFINISHED. `on_events` is called
+    after each read that brought events; what it raises ends the request and goes to the caller.
 
     Returns whether tokens were counted exactly.
     """
@@ -166,10 +134,9 @@ async def stream(
 
 async def _read(response: aiohttp.ClientResponse, answer: Answer, on_events: Callable[[], None] | None) -> None:
     """To the end of the stream."""
-    parser, timed = EventParser(), _socket_of(response)
-    now_s = time.perf_counter()
+    parser, now_s = EventParser(), time.perf_counter()
     async for piece in response.content.iter_any():
-        now_s = (timed and timed.received_s) or time.perf_counter()
+        now_s = time.perf_counter()
         events = parser.feed(piece)
         for event in events:
             answer.take(now_s, event)
@@ -180,16 +147,9 @@ async def _read(response: aiohttp.ClientResponse, answer: Answer, on_events: Cal
     answer.end(time.perf_counter())
 
 
-def _socket_of(response: aiohttp.ClientResponse) -> _TimedSocket | None:
-    """None where another loop reads the sockets, or the answer came whole with its head."""
-    transport = response.connection.transport if response.connection else None
-    found = transport.get_extra_info("socket") if transport else None
-    return _timed.get(found.fileno()) if found else None
-
-
 async def probed(session: aiohttp.ClientSession, target: Target) -> Target:
-    """The same target with its dialect, by a request of two tokens for each attempt: fields that a server refuses (400, 422) are
-    left out. Raises PdmuxError when it does not answer even the plainest."""
+    """The same target with its dialect, by a request of two tokens for each attempt: fields that a server refuses (400, 422)
+    are left out. Raises PdmuxError when it does not answer even the plainest."""
     if target.dialect is not None:
         return target
     failure = ""

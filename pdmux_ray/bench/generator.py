@@ -1,7 +1,7 @@
 """Offers load: in an open loop, where requests are sent on time whatever the server does, or in a closed one.
 
-It runs on asyncio's own loop, whose sockets tell when bytes were taken (`bench.client`). Another loop (uvloop) works too; times
-are then those of the tasks that read.
+`run` takes uvloop where it is installed: a token costs it about half the CPU time of asyncio's own loop, so that tokens which
+come all at once get their times sooner (`bench.capacity` measures both).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import aiohttp
 
@@ -26,6 +26,7 @@ HEAD_START_S = 0.05  # from the end of the preparations to the run's start
 PROGRESS_S = 0.25
 SPIN_S = 0.001  # a loop's timers are as coarse as this, so the rest is waited for awake
 
+Result = TypeVar("Result")
 OnProgress = Callable[[int, int, int], None]  # (sent, done, planned)
 
 
@@ -47,6 +48,7 @@ class Load:
     invalid: str | None  # why the run must not be used: the client fell behind. None: it may
     interrupted: bool
     counting: Literal["exact", "estimated"]  # how tokens of a chunk were counted
+    loop: str  # the client's event loop: "uvloop" or "asyncio"
     start_s: float
     lateness_p99_s: float
     longest_stall_s: float  # of the client's loop
@@ -54,11 +56,25 @@ class Load:
     notes: list[str] = field(default_factory=list)  # what a reader must know
 
 
+def run(coroutine: Coroutine[Any, Any, Result]) -> Result:
+    """`asyncio.run`, on the best loop there is. Ctrl-C cancels the coroutine."""
+    with asyncio.Runner(loop_factory=_new_loop) as runner:
+        return runner.run(coroutine)
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
+
+
 async def open_loop(target: Target, plan: Sequence[PlannedRequest], options: Options, on_progress: OnProgress) -> Load:
     """Sends each request at its time; nothing that the server does can hold a send back.
 
-    Being cancelled (Ctrl-C) ends it early: it returns what there is, `interrupted`. Raises PdmuxError when the server does not answer
-    the first, plain request, ConfigError when it cannot take such prompts.
+    Being cancelled (Ctrl-C) ends it early: it returns what there is, `interrupted`. Raises PdmuxError when the server does not
+    answer a first, plain request, ConfigError when its endpoint cannot take such prompts.
     """
     run = _Run(len(plan), options, on_progress)
     tolerance_s = options.lateness_tolerance_s
@@ -77,7 +93,7 @@ async def open_loop(target: Target, plan: Sequence[PlannedRequest], options: Opt
 
 
 async def closed_loop(target: Target, asks: Sequence[Ask], concurrency: int, options: Options, on_progress: OnProgress) -> Load:
-    """Keeps `concurrency` requests under way: the next is due when one has ended. Ends early, and raises, as `open_loop` does."""
+    """Keeps `concurrency` requests under way: the next is due when one has ended. Ends early and raises as `open_loop` does."""
     if concurrency < 1:
         raise ConfigError(f"A closed loop needs at least one request under way, not {concurrency}.")
     run = _Run(len(asks), options, on_progress)
@@ -141,6 +157,7 @@ class _Run:
             invalid=watch.judged(late_s, tolerance_s, looked),
             interrupted=interrupted,
             counting="exact" if self._exact else "estimated",
+            loop=type(asyncio.get_running_loop()).__module__.partition(".")[0],
             start_s=self.start_s,
             lateness_p99_s=late_s,
             longest_stall_s=looked.longest_s,

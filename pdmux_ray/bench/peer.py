@@ -21,7 +21,10 @@ from collections.abc import Sequence
 import aiohttp
 
 from pdmux_ray.bench import client, server
+from pdmux_ray.bench.client import Target
 from pdmux_ray.errors import PdmuxError
+from pdmux_ray.metrics.lifeline import Ending, Lifeline
+from pdmux_ray.workload.requests import Ask, PlannedRequest
 
 ITL_CONCURRENCY = (1, 4, 8, 16)
 ITL_PROMPT_TOKENS = 64
@@ -42,17 +45,28 @@ async def measure(url: str, model: str, rng: random.Random) -> Samples:
         answer = await client.ask(session, url, model, "What is the capital of France?")
         if "Paris" not in answer:
             raise PdmuxError(f"{url} answers wrongly, its speed means nothing: {answer!r}")
-        await client.stream_completion(session, url, model, _prompt(rng, 300), 8)  # warm-up
+        target = await client.probed(session, Target(url, model))
+        await complete(session, target, _prompt(rng, 300), 8)  # warm-up
         for n in ITL_CONCURRENCY:
             prompts = [_prompt(rng, ITL_PROMPT_TOKENS) for _ in range(n)]
-            streams = [client.stream_completion(session, url, model, p, ITL_OUTPUT_TOKENS) for p in prompts]
-            for times in await asyncio.gather(*streams):
-                samples[f"ITL {n}"] += times.gaps_s[ITL_SKIP:]
+            streams = [complete(session, target, p, ITL_OUTPUT_TOKENS) for p in prompts]
+            for lifeline in await asyncio.gather(*streams):
+                samples[f"ITL {n}"] += lifeline.gaps_s[ITL_SKIP:]
         for tokens in TTFT_PROMPT_TOKENS:
             for _ in range(TTFT_REPEATS):
-                times = await client.stream_completion(session, url, model, _prompt(rng, tokens), 2)
-                samples[f"TTFT {tokens}"].append(times.ttft_s)
+                lifeline = await complete(session, target, _prompt(rng, tokens), 2)
+                samples[f"TTFT {tokens}"].append(lifeline.token_s[0] - lifeline.sent_s)
     return samples
+
+
+async def complete(session: aiohttp.ClientSession, target: Target, prompt: Sequence[int], tokens: int) -> Lifeline:
+    """One answer of exactly `tokens` tokens. Raises PdmuxError when it is anything else."""
+    planned = PlannedRequest(0, 0.0, Ask(tuple(prompt), tokens))
+    lifeline = await client.send(session, target, planned, time.perf_counter())
+    if lifeline.ending is not Ending.COMPLETE or len(lifeline.token_s) != tokens:
+        what = f"{lifeline.ending.value}, {len(lifeline.token_s)} came, {lifeline.error}"
+        raise PdmuxError(f"{target.url} did not deliver {tokens} tokens: {what}")
+    return lifeline
 
 
 def _prompt(rng: random.Random, tokens: int) -> list[int]:

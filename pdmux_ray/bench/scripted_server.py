@@ -2,8 +2,8 @@
 against. It runs no model.
 
 Sockets are written without a framework in between, and every write is noted with its time (`Record`). `time.perf_counter` is
-CLOCK_MONOTONIC on Linux, the same for every process, so what a client measured can be compared with what was really sent, however
-late a noisy machine made it.
+CLOCK_MONOTONIC on Linux, the same for every process, so what a client measured can be compared with what was really sent,
+however late a noisy machine made it.
 """
 
 from __future__ import annotations
@@ -177,8 +177,8 @@ class _Stream:
                 break
             if number == script.raw_after:
                 self._piece(script.raw)
-            self._tokens(min(script.tokens_per_chunk, asked - self._sent))
-            due_s += script.gap_s
+            at_s = self._tokens(min(script.tokens_per_chunk, asked - self._sent))
+            due_s = script.gap_s + (due_s if at_s < due_s + script.gap_s else at_s)  # what a stall took is not caught up
         return self._end()
 
     async def _wait(self, due_s: float) -> None:
@@ -187,13 +187,15 @@ class _Stream:
             due_s = (now_s // step_s + 1) * step_s
         await _pause(due_s - now_s)
 
-    def _tokens(self, count: int) -> None:
-        """Sends so many in one chunk."""
+    def _tokens(self, count: int) -> float:
+        """Sends so many in one chunk. Returns when."""
         self._sent += count
-        self._record.chunk_s.append(time.perf_counter())
+        at_s = time.perf_counter()
+        self._record.chunk_s.append(at_s)
         self._record.chunk_tokens.append(count)
         text = WORD * count
         self._event({"content": text} if self._request.chat else text, None)
+        return at_s
 
     def _end(self) -> None:
         script = self._script

@@ -8,11 +8,16 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
+
+from pdmux_ray.bench import client
+from pdmux_ray.bench.client import Target
+from pdmux_ray.metrics.lifeline import Lifeline
 
 Run = Callable[[aiohttp.ClientSession, str, str, random.Random], Awaitable[str]]
 
@@ -61,28 +66,27 @@ async def _whole(session: aiohttp.ClientSession, url: str, body: dict[str, Any])
     return "complete"
 
 
+class _LeftError(Exception):
+    """The client goes away, as it meant to."""
+
+
 async def _stream(session: aiohttp.ClientSession, url: str, body: dict[str, Any], leave_after: int | None = None) -> str:
-    """Reads a stream to its [DONE], or leaves after `leave_after` chunks."""
-    body = {**body, "stream": True, "stream_options": {"include_usage": True}}
-    finish, usage, chunks = None, None, 0
-    async with session.post(f"{url}/v1/completions", json=body) as response:
-        if response.status != 200:
-            return str(response.status)
-        async for line in response.content:
-            if not line.startswith(b"data: "):
-                continue
-            if line.strip() == b"data: [DONE]":
-                return "complete" if finish in ("stop", "length") and usage else f"[DONE] without finish or usage: {finish}"
-            chunk = json.loads(line[6:])
-            if "error" in chunk:
-                return f"in-band error: {chunk['error']['message']}"
-            usage = chunk.get("usage") or usage
-            finish = (chunk["choices"][0]["finish_reason"] if chunk["choices"] else None) or finish
-            chunks += 1
-            if leave_after is not None and chunks > leave_after:
-                response.close()
-                return "left"
-    return "the stream ended without [DONE]"
+    """Reads a stream to its [DONE], or leaves after `leave_after` tokens."""
+    body = {**body, "stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+    lifeline = Lifeline(time.perf_counter())
+
+    def leave_in_time() -> None:
+        if leave_after is not None and len(lifeline.token_s) > leave_after:
+            raise _LeftError
+
+    try:
+        await client.stream(session, Target(url, body["model"]), json.dumps(body).encode(), lifeline, on_events=leave_in_time)
+    except _LeftError:
+        return "left"
+    if lifeline.error is None and lifeline.finish_reason in ("stop", "length"):
+        return "complete"
+    error = lifeline.error or f"finish reason {lifeline.finish_reason}"
+    return error.removeprefix("HTTP ").partition(":")[0] if error.startswith("HTTP ") else error
 
 
 async def whole(session: aiohttp.ClientSession, url: str, model: str, rng: random.Random) -> str:

@@ -12,8 +12,8 @@ class OversizeError(Exception):
 class EventParser:
     """Takes the bytes as they come, returns the `data` of every event that is complete.
 
-    As https://html.spec.whatwg.org/multipage/server-sent-events.html has it: lines end with CR, LF or both; a line that begins with
-    a colon is a comment; several `data` lines are one text; an empty line ends the event. Other fields do not matter here.
+    As https://html.spec.whatwg.org/multipage/server-sent-events.html has it: lines end with CR, LF or both; a line that begins
+    with a colon is a comment; several `data` lines are one text; an empty line ends the event. Other fields do not matter here.
     """
 
     __slots__ = ("_data", "_rest", "_size")

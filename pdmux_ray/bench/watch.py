@@ -1,7 +1,7 @@
 """Whether the client itself can be believed: how late it sent, and how long its event loop stood still.
 
-A loop that stands still reads no socket, so tokens that come meanwhile get the time of its end. What counts is therefore not how
-many stalls there were but the share of the run that they took: about that share of the tokens has a wrong time.
+A loop that stands still reads no socket, so tokens that come meanwhile get the time of its end. What counts is therefore not
+how many stalls there were but the share of the run that they took: about that share of the tokens has a wrong time.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class LoopWatch:
 
 
 def lateness_tolerance_s(due_s: Sequence[float]) -> float:
-    """For the 99th percentile of sent minus planned: 5 % of the mean gap between arrivals, so that the process offered is the one
-    that was planned; at least 10 ms, which no latency SLO of today notices."""
+    """For the 99th percentile of sent minus planned: 5 % of the mean gap between arrivals, so that the process offered is the
+    one that was planned; at least 10 ms, which no latency SLO of today notices."""
     if len(due_s) < 2:
         return MIN_LATENESS_S
     return max(MIN_LATENESS_S, 0.05 * (max(due_s) - min(due_s)) / (len(due_s) - 1))

@@ -6,9 +6,10 @@ import random
 from pathlib import Path
 
 import pytest
-from aiohttp import web
 
-from pdmux_ray.bench import client, peer, soak
+from pdmux_ray.bench import client, peer, soak, soak_requests
+from pdmux_ray.bench.client import Target
+from pdmux_ray.bench.scripted_server import Script, ScriptedServer, Usage
 from pdmux_ray.bench.soak_requests import KINDS, pick
 from pdmux_ray.errors import PdmuxError
 
@@ -61,22 +62,30 @@ def test_every_kind_of_request_comes_up_in_the_mix() -> None:
 
 
 async def test_a_stream_that_stops_short_is_an_error_not_a_fast_answer() -> None:
-    async def short(request: web.Request) -> web.StreamResponse:
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-        await response.prepare(request)
-        await response.write(b'data: {"choices":[{"text":"a"}]}\n\ndata: [DONE]\n\n')
-        return response
+    async with ScriptedServer([Script(tokens=1)]).serving() as url, client.session() as session:
+        with pytest.raises(PdmuxError, match="did not deliver 4 tokens: truncated, 1 came"):
+            await peer.complete(session, Target(url, "m"), [0], 4)
 
-    app = web.Application()
-    app.router.add_post("/v1/completions", short)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    try:
-        async with client.aiohttp.ClientSession() as session:
-            with pytest.raises(PdmuxError, match="did not deliver 4 tokens"):
-                await client.stream_completion(session, url, "m", [1], 4)
-    finally:
-        await runner.cleanup()
+
+@pytest.mark.parametrize(
+    ("script", "outcome"),
+    [
+        (Script(), "complete"),
+        (Script(status=400), "400"),
+        (Script(done=False), "the stream ended without [DONE]"),
+        (Script(usage=Usage.NONE), "the server states no usage"),
+        (Script(error_after=1), "error event: scripted error"),
+        (Script(finish_reason="abort"), "finish reason abort"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+async def test_a_soak_names_what_was_wrong_with_a_stream(script: Script, outcome: str) -> None:
+    async with ScriptedServer([script]).serving() as url, client.session() as session:
+        body = {"model": "m", "prompt": [0, 7], "max_tokens": 5}
+        assert await soak_requests._stream(session, url, body) == outcome
+
+
+async def test_a_soak_can_leave_amid_a_stream() -> None:
+    async with ScriptedServer([Script(gap_s=0.001)]).serving() as url, client.session() as session:
+        body = {"model": "m", "prompt": [0, 7], "max_tokens": 500}
+        assert await soak_requests._stream(session, url, body, leave_after=2) == "left"
