@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import contextlib
 import sys
 from collections.abc import Iterator, Sequence
@@ -13,10 +12,12 @@ from pathlib import Path
 from rich.console import Console
 
 from pdmux_ray.bench import targets
-from pdmux_ray.bench.client import Target
+from pdmux_ray.bench.client import Target, body
 from pdmux_ray.bench.conduct import Conductor
 from pdmux_ray.bench.generator import Options
+from pdmux_ray.bench.generator import run as run_loop
 from pdmux_ray.bench.offer import Arrivals, Offer, Terms
+from pdmux_ray.bench.provenance import provenance
 from pdmux_ray.bench.search import Bisection
 from pdmux_ray.bench.session import REQUESTS_FILE, Session
 from pdmux_ray.bench.slo_text import SloText
@@ -25,11 +26,13 @@ from pdmux_ray.metrics import summary as summaries
 from pdmux_ray.metrics.lifeline import Ending
 from pdmux_ray.report import figures, load_report, table
 from pdmux_ray.report.progress import Progress
+from pdmux_ray.workload.requests import Ask
 from pdmux_ray.workload.scaling import Scaling
 from pdmux_ray.workload.source import load_workload
 
 COMPARISON_FILE = "comparison.json"
 REPORT_FILE = "report.html"
+SAMPLE = 200  # asks whose lengths stand for the workload's
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,7 @@ class Job:
     scaling: Scaling
     endpoint: str
     description: Sequence[str]  # of the workload, as its longest run has it
+    sample: Sequence[Ask]
 
     @classmethod
     def of(cls, args: argparse.Namespace) -> Job:
@@ -70,7 +74,13 @@ class Job:
         offer = Offer(workload, Arrivals.parse(args.arrivals), args.requests, duration_s, args.warmup, args.seed)
         search = (*args.search, args.tolerance) if args.search else None
         most = max((*levels, *(args.search or ())), key=offer.count)  # what the workload cannot give is told now
-        offer.asks(offer.count(most), most, 0) if args.concurrency else offer.planned(most, 0)
+        asks = offer.asks(offer.count(most), most, 0) if args.concurrency else [p.ask for p in offer.planned(most, 0)]
+        body(Target("", "", args.endpoint), asks[0])  # chat takes no token ids
+        description = [*workload.description]
+        if isinstance(asks[0].prompt, str):
+            description.append(
+                "Every run sends these texts again: a server with a prefix cache knows them from the second run on."
+            )
         return cls(
             offer,
             Options(drain_s=args.drain),
@@ -83,7 +93,8 @@ class Job:
             args.token_ids,
             scaling,
             args.endpoint,
-            tuple(workload.description),
+            description,
+            asks[:SAMPLE],
         )
 
     @property
@@ -113,8 +124,8 @@ class Job:
         solo, notes = None, []
         if self.slo.needs_solo:
             console.print(f"measuring {target.url} when idle", soft_wrap=True, markup=False, highlight=False)
-            plan = targets.plan_solo(self.offer.workload, self.token_ids, self.scaling.max_context)
-            solo = asyncio.run(targets.measure_solo(target, plan))
+            plan = targets.plan_solo(self.sample, self.token_ids, self.scaling.max_context)
+            solo = run_loop(targets.measure_solo(target, plan))
             notes.append(f"The SLO is a multiple of what one request takes {solo} (measured at {target.url}).")
             console.print(str(solo), soft_wrap=True, markup=False, highlight=False)
         slo = self.slo.resolve(solo)
@@ -144,8 +155,8 @@ def claim(directory: Path, force: bool) -> None:
 def connect(url: str, args: argparse.Namespace) -> Target:
     """A target that has answered one request. Raises TargetError, ConfigError."""
     base = targets.base_url(url)
-    target = Target(base, asyncio.run(targets.choose_model(base, args.model, args.api_key)), args.endpoint, args.api_key)
-    return asyncio.run(targets.checked(target))
+    target = Target(base, run_loop(targets.choose_model(base, args.model, args.api_key)), args.endpoint, args.api_key)
+    return run_loop(targets.checked(target))
 
 
 def run(args: argparse.Namespace) -> int:
@@ -157,7 +168,7 @@ def run(args: argparse.Namespace) -> int:
         target = connect(url, args)
         terms, notes = job.terms(target, console)
         session = Session(name, args.out, terms, job.conditions(target))
-        session.notes += [*job.description, *notes]
+        session.notes += [*provenance(), *job.description, *notes]
         outcome.sessions.append(session)
         with Progress(job.most_runs, console) as progress:
             conductor = Conductor(job.offer, job.options, progress, job.closed)
@@ -250,15 +261,10 @@ def write_report(directory: Path, sessions: Sequence[Session]) -> Path:
         )
         for session in sessions
     ]
-    notes = list(dict.fromkeys(note for session in sessions for note in _notes(session, several=len(sessions) > 1)))
+    notes = list(dict.fromkeys(note for session in sessions for note in session.notes))
     workloads = dict.fromkeys(session.conditions.get("workload", "load") for session in sessions)
     title = f"{' and '.join(workloads)} on {' and '.join(session.name for session in sessions)}"
     return load_report.write_report(directory, title, runs, notes)
-
-
-def _notes(session: Session, several: bool) -> list[str]:
-    asked = f"{session.name}: " + "; ".join(f"{key} {value}" for key, value in session.conditions.items()) + "."
-    return [asked, *session.notes]
 
 
 def say(text: str) -> None:

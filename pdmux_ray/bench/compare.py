@@ -20,6 +20,7 @@ from pdmux_ray.bench.command import COMPARISON_FILE, Job, Outcome, claim, connec
 from pdmux_ray.bench.comparison import differences, goodput_ratio
 from pdmux_ray.bench.conduct import Conductor
 from pdmux_ray.bench.offer import Terms
+from pdmux_ray.bench.provenance import provenance
 from pdmux_ray.bench.session import Session
 from pdmux_ray.bench.slo_text import SloText
 from pdmux_ray.errors import ConfigError
@@ -82,7 +83,7 @@ def _measure(job: Job, args: argparse.Namespace, urls: dict[str, str], outcome: 
         if terms is None:
             terms, notes = job.terms(target, console)
         session = Session(name, args.out / name, terms, job.conditions(target) | {"rounds": str(args.rounds)})
-        session.notes += [*job.description, *notes]
+        session.notes += [*provenance(), *job.description, *notes]
         live.append((session, target))
         outcome.sessions.append(session)
     with Progress(len(job.levels) * args.rounds * len(live), console) as progress:

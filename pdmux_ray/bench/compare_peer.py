@@ -11,7 +11,6 @@ at which fewer than half of the requests are good.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -23,12 +22,14 @@ from rich.console import Console
 
 from pdmux_ray.bench import server, targets
 from pdmux_ray.bench.client import Target
-from pdmux_ray.bench.command import Outcome, claim, measured, say, write_report
+from pdmux_ray.bench.command import SAMPLE, Outcome, claim, measured, say, write_report
 from pdmux_ray.bench.compare import conclude
 from pdmux_ray.bench.comparison import goodput_ratio
 from pdmux_ray.bench.conduct import Conductor
 from pdmux_ray.bench.generator import Options, closed_loop
+from pdmux_ray.bench.generator import run as run_loop
 from pdmux_ray.bench.offer import Offer, Terms
+from pdmux_ray.bench.provenance import provenance
 from pdmux_ray.bench.session import Session
 from pdmux_ray.bench.slo_text import SloText
 from pdmux_ray.errors import PdmuxError
@@ -130,8 +131,8 @@ class Plan:
     def _served(self, name: str) -> Iterator[Target]:
         with server.running(self.commands[name], str(self.model)) as started:
             url = started.url
-            model = asyncio.run(targets.choose_model(url, None, None))
-            yield asyncio.run(targets.checked(Target(url, model)))
+            model = run_loop(targets.choose_model(url, None, None))
+            yield run_loop(targets.checked(Target(url, model)))
 
     def _offer(
         self, shape: Shape, name: str, target: Target, round_index: int, progress: Progress, done: float, outcome: Outcome
@@ -141,10 +142,10 @@ class Plan:
         assert shape.terms is not None
         if name not in shape.sessions:
             session = Session(name, shape.directory / name, shape.terms, self._conditions(shape, target, name))
-            session.notes += shape.workload.description
+            session.notes += [*provenance(), *shape.workload.description]
             shape.sessions[name] = session
             outcome.sessions.append(session)
-        asyncio.run(_saturate(target, replace(shape.offer, requests=2, duration_s=None), level=0.5))  # warms up
+        run_loop(_saturate(target, replace(shape.offer, requests=2, duration_s=None), level=0.5))  # warms up
         conductor = Conductor(shape.offer, Options(drain_s=self.extent.drain_s), progress)
         for index, rate in enumerate(shape.rates):
             conductor.done = done + index
@@ -157,10 +158,12 @@ class Plan:
 
     def _set_measure(self, shape: Shape, target: Target) -> None:
         """SLO and rates, from the first server."""
-        solo = asyncio.run(targets.measure_solo(target, targets.plan_solo(shape.workload, TOKEN_IDS, MAX_CONTEXT)))
+        solo = run_loop(
+            targets.measure_solo(target, targets.plan_solo(shape.workload.asks(SAMPLE, self.seed), TOKEN_IDS, MAX_CONTEXT))
+        )
         shape.terms = Terms(SloText.parse(SLO).resolve(solo))
         offer = replace(shape.offer, requests=3 * CALIBRATION_CONCURRENCY, duration_s=None)
-        carried_rps = asyncio.run(_saturate(target, offer, level=1.0))
+        carried_rps = run_loop(_saturate(target, offer, level=1.0))
         shape.rates = [float(f"{carried_rps * share:.2g}") for share in self.extent.shares]
         self._print(
             f"{shape.workload.name}: {solo}. SLO: {figures.slo(shape.terms.slo)}. The first server carries {carried_rps:.2g} "

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from pdmux_ray.bench.client import Target
 from pdmux_ray.bench.generator import Load, Options, closed_loop, open_loop
+from pdmux_ray.bench.generator import run as run_loop
 from pdmux_ray.bench.offer import Offer
 from pdmux_ray.bench.session import RunRecord, Session, from_first_arrival
 from pdmux_ray.bench.targets import TargetError, checked
@@ -41,7 +41,7 @@ class Conductor:
         if self._busy:
             time.sleep(SETTLE_S)
         self._busy = True
-        load = asyncio.run(self._load(session.name, target, level, round_index))
+        load = run_loop(self._load(session.name, target, level, round_index))
         self.done += 1.0
         return self._take(session, target, level, load)
 
@@ -80,7 +80,7 @@ class Conductor:
 def _gone(target: Target) -> TargetError | None:
     """Why a server whose requests failed can no longer be measured. None: it can."""
     try:
-        asyncio.run(checked(replace(target, dialect=None)))
+        run_loop(checked(replace(target, dialect=None)))
     except TargetError as error:
         return error
     return None

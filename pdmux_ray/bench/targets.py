@@ -20,14 +20,12 @@ from pdmux_ray.bench.client import Target
 from pdmux_ray.bench.slo_text import SoloLatency
 from pdmux_ray.errors import ConfigError, PdmuxError
 from pdmux_ray.metrics.lifeline import Ending, Lifeline, quantile
-from pdmux_ray.workload.requests import Ask, PlannedRequest, Workload
+from pdmux_ray.workload.requests import Ask, PlannedRequest
 
 PROBE_TIMEOUT_S = 60.0  # of the requests before the load
 SOLO_REPEATS = 3
 SOLO_OUTPUT_TOKENS = 32
-_SOLO_SAMPLE = 200  # asks whose lengths stand for the workload's
 _SOLO_QUANTILES = (0.1, 0.5, 0.9)
-_CHARS_PER_TOKEN = 4  # to size a prompt that stands for a text; the fit uses the tokens that the server counts
 _SOLO_SEED = 0x5010  # prompts that no run has
 
 
@@ -110,22 +108,22 @@ async def checked(target: Target) -> Target:
 
 @dataclass(frozen=True, slots=True)
 class SoloPlan:
-    """Prompts for a server that is idle: at each of a few lengths as many as there are repeats, none like another."""
+    """Prompts for a server that is idle: a few lengths, each as often as it is repeated, none with the beginning of another."""
 
-    prompts: Sequence[Sequence[tuple[int, ...]]]  # ascending lengths
+    prompts: Sequence[Sequence[tuple[int, ...] | str]]  # ascending lengths
     output_tokens: int
 
 
-def plan_solo(workload: Workload, token_ids: tuple[int, int], max_context: int | None) -> SoloPlan:
-    """At the lengths that 10, 50 and 90 % of the workload's prompts stay below; their content shares nothing with a run's."""
-    asks = workload.asks(_SOLO_SAMPLE, _SOLO_SEED)
+def plan_solo(asks: Sequence[Ask], token_ids: tuple[int, int], max_context: int | None) -> SoloPlan:
+    """At the lengths that 10, 50 and 90 % of the prompts of `asks`, a workload's sample, stay below."""
     outputs = [ask.output_tokens for ask in asks if ask.output_tokens is not None]
     output_tokens = max(2, min(SOLO_OUTPUT_TOKENS, round(statistics.median(outputs)) if outputs else SOLO_OUTPUT_TOKENS))
-    tokens = sorted(
-        max(1, len(ask.prompt) // _CHARS_PER_TOKEN) if isinstance(ask.prompt, str) else len(ask.prompt) for ask in asks
-    )
+    if texts := sorted((ask.prompt for ask in asks if isinstance(ask.prompt, str)), key=len):
+        middles = sorted({round(q * (len(texts) - 1)) for q in _SOLO_QUANTILES})
+        return SoloPlan([[f"({n}) {texts[middle]}" for n in range(SOLO_REPEATS)] for middle in middles], output_tokens)
+    tokens = sorted(len(ask.prompt) for ask in asks)
     most = tokens[-1] if max_context is None else max(1, max_context - output_tokens)
-    lengths = sorted({min(most, max(1, round(quantile(tokens, q)))) for q in _SOLO_QUANTILES})
+    lengths = sorted({min(most, round(quantile(tokens, q))) for q in _SOLO_QUANTILES})
     rng = random.Random(_SOLO_SEED)
     prompts = [[tuple(rng.choices(range(*token_ids), k=n)) for _ in range(SOLO_REPEATS)] for n in lengths]
     return SoloPlan(prompts, output_tokens)
@@ -156,7 +154,7 @@ async def _alone(target: Target, ask: Ask) -> Lifeline:
         ) from None
     if lifeline.ending is not Ending.COMPLETE:
         what = f"{lifeline.ending.value}{f': {lifeline.error}' if lifeline.error else ''}"
-        raise TargetError(f"{target.url} did not complete a request of {len(ask.prompt)} prompt tokens ({what}).")
+        raise TargetError(f"{target.url} did not complete a request with nothing else to do ({what}).")
     return lifeline
 
 

@@ -1,0 +1,91 @@
+"""Wrong arguments of `pdmux bench`: each is one line that says what to do, and nothing has been sent."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pdmux_ray import cli
+from pdmux_ray.bench.command import claim
+from pdmux_ray.errors import ConfigError
+
+URL = "http://127.0.0.1:9"  # nobody is there; a request to it would end with 1, not 2
+GOOD = ("--workload", "fixed:8,8", "--rates", "1", "--slo", "ttft=1")
+
+
+def bench(out: Path, *arguments: str) -> int:
+    try:
+        return cli.main(["bench", *arguments, "--out", str(out)])
+    except SystemExit as stop:
+        return int(str(stop.code))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((URL, *GOOD[2:]), "--workload is missing"),
+        ((URL, *GOOD[:4]), "--slo is missing"),
+        ((URL, *GOOD[:2], *GOOD[4:]), "--rates, --search or --concurrency is missing"),
+        ((URL, *GOOD, "--search", "1:2"), "not allowed with"),
+        ((URL, *GOOD, "--requests", "2", "--duration", "2"), "not allowed with"),
+        ((URL, *GOOD, "--rates", "0"), "'0' is not a number over 0"),
+        ((URL, *GOOD, "--rates=-1"), "'-1' is not a number over 0"),
+        ((URL, *GOOD, "--rates", "1,inf"), "'inf' is not a number over 0"),
+        ((URL, *GOOD, "--rates", "1,1.0"), "has a value twice"),
+        ((URL, *GOOD, "--rates", "1,"), "'' is not a number over 0"),
+        ((URL, *GOOD, "--rates", "1e9"), "too many"),
+        ((URL, *GOOD, "--requests", "99999999"), "too many"),
+        ((URL, *GOOD, "--attainment", "1.1"), "not a share"),
+        ((URL, *GOOD, "--token-ids", "9:3"), "LOW:HIGH"),
+        ((URL, *GOOD[:2], *GOOD[4:], "--search", "4:2"), "LOW:HIGH"),
+        ((URL, *GOOD[:2], *GOOD[4:], "--concurrency", "4"), "needs --requests"),
+        ((URL, *GOOD, "--arrivals", "trace"), "times of its own"),
+        ((URL, *GOOD, "--workload", "nothing"), "no workload 'nothing'"),
+        ((URL, *GOOD, "--workload", "mooncake:/no/such/file"), "cannot be read"),
+        ((URL, *GOOD, "--endpoint", "chat"), "Chat takes texts"),
+        (("ftp://host", *GOOD), "not the address of a server"),
+        (("compare", URL, *GOOD), "needs two targets"),
+        (("compare", URL, URL, *GOOD), "the same name"),
+        (("compare", f"a={URL}", f"b={URL}", *GOOD[:2], *GOOD[4:], "--search", "1:2"), "belongs to one server"),
+        (("compare", f"a={URL}", "b=/no/such/run", *GOOD), "does not exist"),
+    ],
+)
+def test_a_wrong_argument_is_told_before_anything_is_sent(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], message: str
+) -> None:
+    assert bench(tmp_path / "out", *arguments) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "out" / "summary.json").exists()
+
+
+def test_a_server_that_is_not_there_is_nothing_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench(tmp_path / "out", URL, *GOOD) == 1
+    assert "cannot be reached" in capsys.readouterr().err
+
+
+def test_results_are_replaced_only_when_asked(tmp_path: Path) -> None:
+    (tmp_path / "summary.json").write_text("{}")
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(ConfigError, match="--force"):
+        claim(tmp_path, force=False)
+    claim(tmp_path, force=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_a_directory_that_cannot_be_written_is_told_before_the_load(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="cannot be written"):
+        claim(tmp_path / "file" / "out", force=False)
+
+
+def test_a_report_needs_a_finished_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["bench", "report", str(tmp_path)]) == 2
+    assert "does not exist" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [["bench", "--help"], ["bench", "run", "--help"], ["bench", "compare", "--help"]])
+def test_help_names_every_command(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(arguments)
+    assert "pdmux bench" in capsys.readouterr().out

@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import pytest
+
+from pdmux_ray.bench.targets import base_url, fit_line, plan_solo, split_name
+from pdmux_ray.errors import ConfigError
+from pdmux_ray.workload.requests import Ask
+from pdmux_ray.workload.source import load_workload
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("http://127.0.0.1:8000", ("127.0.0.1-8000", "http://127.0.0.1:8000")),
+        ("ours=http://host/v1", ("ours", "http://host/v1")),
+        ("old=runs/1", ("old", "runs/1")),
+        ("runs/one", ("one", "runs/one")),
+        ("http://host/a=b", ("host", "http://host/a=b")),
+    ],
+)
+def test_a_target_has_a_name_that_a_directory_can_have(text: str, named: tuple[str, str]) -> None:
+    assert split_name(text) == named
+
+
+@pytest.mark.parametrize("text", ["=http://x", "a b=http://x", "..=http://x", "name=", "/"])
+def test_names_that_are_none_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError):
+        split_name(text)
+
+
+def test_an_address_may_end_in_v1() -> None:
+    assert {base_url(f"http://host:80{end}") for end in ("", "/", "/v1", "/v1/")} == {"http://host:80"}
+
+
+@pytest.mark.parametrize("text", ["host:80", "ftp://host", "http://", "http://host:0", "http://host:99999", "http://h?q=1"])
+def test_what_is_no_address_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError):
+        base_url(text)
+
+
+def test_the_line_through_idle_latencies_never_makes_a_limit_that_none_can_meet() -> None:
+    assert fit_line([(100, 0.2), (200, 0.3), (300, 0.4)]) == (pytest.approx(0.1), pytest.approx(0.001))
+    assert fit_line([(50, 0.3)]) == (0.3, 0.0)
+    assert fit_line([(100, 0.4), (200, 0.2)]) == (pytest.approx(0.3), 0.0)
+    assert fit_line([(100, 0.1), (200, 0.4)]) == (0.0, pytest.approx(0.0018))
+
+
+def test_an_idle_server_is_measured_at_the_workloads_lengths_with_prompts_that_share_nothing() -> None:
+    plan = plan_solo(load_workload("sharegpt", token_ids=(10, 1000)).asks(200, 0), (10, 1000), max_context=2048)
+    lengths = [{len(prompt) for prompt in prompts} for prompts in plan.prompts]
+    assert len(lengths) == 3
+    assert all(len(of_one) == 1 for of_one in lengths)
+    every = [prompt for prompts in plan.prompts for prompt in prompts]
+    assert len({prompt[:8] for prompt in every}) == len(every)
+
+
+def test_a_capped_context_holds_the_idle_requests_too() -> None:
+    plan = plan_solo(load_workload("fixed:100,20", token_ids=(10, 1000)).asks(3, 0), (10, 1000), max_context=110)
+    assert (len(plan.prompts[-1][0]), plan.output_tokens) == (90, 20)
+
+
+def test_texts_are_measured_as_they_are_each_with_a_beginning_of_its_own() -> None:
+    plan = plan_solo([Ask("a", None), Ask("b" * 10, None), Ask("c" * 100, 4)], (10, 1000), None)
+    assert all(isinstance(prompt, str) for prompts in plan.prompts for prompt in prompts)
+    assert [len({str(prompt)[:3] for prompt in prompts}) for prompts in plan.prompts] == [3] * len(plan.prompts)
