@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Callable
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol
 
 from tokenizers.decoders import DecodeStream
@@ -19,7 +19,7 @@ class TokenDecoder(Protocol):
     def backend(self) -> tokenizers.Tokenizer: ...
 
     @property
-    def shown_bytes(self) -> Callable[[int], bytes] | None:
+    def shown_bytes(self) -> Mapping[int, bytes] | None:
         """Token id -> the bytes that it adds to the text, where a text is nothing but its tokens' bytes; else None."""
 
     def decode(self, token_ids: list[int]) -> str: ...
@@ -84,13 +84,13 @@ class _ByteDetokenizer:
     What is no UTF-8 becomes U+FFFD just as in the library, which replaces the same byte sequences.
     """
 
-    def __init__(self, shown_bytes: Callable[[int], bytes]) -> None:
+    def __init__(self, shown_bytes: Mapping[int, bytes]) -> None:
         self._shown_bytes = shown_bytes
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self.chars = 0  # characters handed out
 
     def push(self, token_id: int) -> str:
-        text = self._decoder.decode(self._shown_bytes(token_id))
+        text = self._decoder.decode(self._shown_bytes.get(token_id, b""))
         self.chars += len(text)
         return text
 
