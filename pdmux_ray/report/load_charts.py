@@ -9,7 +9,7 @@ from pdmux_ray.report import charts, figures, series
 from pdmux_ray.report.marks import RANKS, Line, log_domain, rank_colours
 from pdmux_ray.report.page import Block, Chart, Folded, Grid, Key, Row, Table
 from pdmux_ray.report.ratios import shared_rates
-from pdmux_ray.report.runs import Rate, Run, TargetRuns, lines
+from pdmux_ray.report.runs import Rate, TargetRuns, lines
 from pdmux_ray.report.series import Window
 
 CAUSES = {
@@ -188,16 +188,18 @@ def over_time(targets: Sequence[TargetRuns]) -> list[Block]:
     domain_s = log_domain(ends, () if limit_s is None else (limit_s,))
     blocks: list[Block] = []
     for target in targets:
-        shown = target.held.runs[0] if target.held else target.runs[0]
-        first = _run_charts(target, shown, domain_s)
-        others = [chart for run in target.runs if run is not shown for chart in _run_charts(target, run, domain_s)]
+        held = target.held.runs[0] if target.held else target.runs[0]
+        drawn = {index: _run_charts(target, index, domain_s) for index in range(len(target.runs))}
+        first = drawn.pop(next(index for index, run in enumerate(target.runs) if run is held))
+        others = [chart for found in drawn.values() for chart in found]
         blocks += [Grid([chart]) for chart in first]  # one above the other: they share the time
         blocks += [Folded(f"The other runs of {target.name} ({len(target.runs) - 1})", [Grid(others)])] if others else []
     return blocks
 
 
-def _run_charts(target: TargetRuns, run: Run, domain_s: tuple[float, float]) -> list[Chart]:
-    summary, lifelines = run
+def _run_charts(target: TargetRuns, index: int, domain_s: tuple[float, float]) -> list[Chart]:
+    """Of the run with that place."""
+    summary, lifelines = target.runs[index]
     if not lifelines:
         return []
     window = Window.of(lifelines)
@@ -216,7 +218,7 @@ def _run_charts(target: TargetRuns, run: Run, domain_s: tuple[float, float]) -> 
                 f"Each point covers {figures.duration(float(f'{bins[0].width_s:.2g}'))}.",
             )
         )
-    if steps := series.units(target.units, window):
+    if steps := series.units([sample for sample in target.units if sample.run == index], window):
         found.append(
             Chart(
                 charts.units_over_time(steps, rain, window.span_s),

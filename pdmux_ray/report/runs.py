@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from pdmux_ray.metrics.goodput import Bound, Verdict, fraction_ci
+from pdmux_ray.metrics.goodput import Bound, RatePoint, Verdict, fraction_ci
 from pdmux_ray.metrics.lifeline import Lifeline
 from pdmux_ray.metrics.summary import RunSummary, Summary, rate_point
 from pdmux_ray.report import figures
@@ -73,7 +73,9 @@ class TargetRuns:
 
     def ci(self, rate: Rate) -> tuple[float, float] | None:
         """95 % interval of `rate.good`. None without raw samples."""
-        return fraction_ci(rate_point(rate.rps, rate.lifelines, self.summary.slo)) if rate.lifelines else None
+        points = [rate_point(rate.rps, lifelines, self.summary.slo) for _, lifelines in rate.runs if lifelines]
+        verdicts = [good for point in points for good in point.good]  # each run's in its own order, as for the goodput
+        return fraction_ci(RatePoint(rate.rps, verdicts)) if verdicts else None
 
     def ttft_limits_s(self, lifelines: Sequence[Lifeline]) -> tuple[float, float] | None:
         """The SLO for the shortest and for the longest of their prompts."""

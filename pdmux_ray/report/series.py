@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -26,11 +26,12 @@ UNIT_STEPS = 400
 
 @dataclass(frozen=True, slots=True)
 class UnitsSample:
-    """How the device was split from `time_s` on; `time_s` on the clock of the lifelines."""
+    """How the device was split from `time_s` on."""
 
-    time_s: float
+    time_s: float  # on the clock of the run's lifelines
     prefill_units: float
     decode_units: float
+    run: int = 0  # its place among the runs of its target
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,10 +134,10 @@ def arrivals(lifelines: Sequence[Lifeline], window: Window, marks: int = ARRIVAL
 
 
 def units(samples: Sequence[UnitsSample], window: Window, steps: int = UNIT_STEPS) -> list[UnitsSample]:
-    """The samples of a run, the last one held until its end; of more than `steps` the means over that many stretches.
+    """The `samples` of one run, the last one held until its end; of more than `steps` the means over that many stretches.
     Empty when none lies within the run."""
     inside = [
-        UnitsSample(sample.time_s - window.begin_s, sample.prefill_units, sample.decode_units)
+        replace(sample, time_s=sample.time_s - window.begin_s)
         for sample in sorted(samples, key=lambda sample: sample.time_s)
         if window.begin_s <= sample.time_s <= window.end_s
     ]
@@ -144,13 +145,11 @@ def units(samples: Sequence[UnitsSample], window: Window, steps: int = UNIT_STEP
         return []
     group = math.ceil(len(inside) / steps)
     kept = [_mean(inside[i : i + group]) for i in range(0, len(inside), group)]
-    return [*kept, UnitsSample(window.span_s, kept[-1].prefill_units, kept[-1].decode_units)]
+    return [*kept, replace(kept[-1], time_s=window.span_s)]
 
 
 def _mean(samples: Sequence[UnitsSample]) -> UnitsSample:
     """From the first one's time on."""
-    return UnitsSample(
-        samples[0].time_s,
-        sum(sample.prefill_units for sample in samples) / len(samples),
-        sum(sample.decode_units for sample in samples) / len(samples),
-    )
+    prefill = sum(sample.prefill_units for sample in samples) / len(samples)
+    decode = sum(sample.decode_units for sample in samples) / len(samples)
+    return replace(samples[0], prefill_units=prefill, decode_units=decode)

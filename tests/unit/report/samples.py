@@ -29,12 +29,12 @@ def failed(due_s: float, error: str) -> Lifeline:
     return found
 
 
-def lifelines(rate: float, begin_s: float, count: int = 60, tokens: int = 20, error: str = "503 overloaded") -> list[Lifeline]:
+def lifelines(rate: float, seed: int, count: int = 60, tokens: int = 20, error: str = "503 overloaded") -> list[Lifeline]:
     """Slower as the rate grows; the tenth request fails, the twentieth is truncated."""
-    rng = random.Random(round(begin_s))
+    rng = random.Random(seed)
     found = [
         lifeline(
-            begin_s + index / rate,
+            index / rate,
             rng.uniform(0.5, 1.5) * 0.06 * rate,
             [rng.uniform(0.8, 1.2) * (0.02 + 0.003 * rate) for _ in range(tokens - 1)],
             rng.randrange(20, 2000),
@@ -56,15 +56,15 @@ def target(
     slo: Slo = SLO,
     **more: object,
 ) -> TargetRuns:
-    """One run a rate. `more`: of `lifelines`."""
+    """One run a rate, each from second 0 on. `more`: of `lifelines`."""
     runs = []
     for index, rate in enumerate(rates):
-        requests = lifelines(rate, begin_s=1000.0 * (index + 1), **more)  # type: ignore[arg-type]
+        requests = lifelines(rate, seed=index, **more)  # type: ignore[arg-type]
         runs.append((summarize_run(name, rate, requests, slo, why if rate in invalid else None), requests))
     points = [rate_point(run.rate, requests, slo) for run, requests in runs if run.invalid is None]
     summary = summarize([run for run, _ in runs], points, slo, attainment=0.9)
     samples = [
-        UnitsSample(1000.0 * (run + 1) + 0.5 * step, 16 * (step % 4), 132 - 16 * (step % 4))
+        UnitsSample(0.5 * step, 16 * ((step + run) % 4), 132 - 16 * ((step + run) % 4), run)
         for run in range(len(rates))
         for step in range(20)
     ]

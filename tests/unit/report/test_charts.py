@@ -104,6 +104,15 @@ def test_the_units_are_drawn_only_when_there_are_samples() -> None:
     assert sum(chart.title.startswith("Units") for chart in without) == 0
 
 
+def test_each_run_shows_its_own_units() -> None:
+    drawn = all_charts(load_charts.over_time([target("A", rates=(2, 16), units=True)]))
+    first, second = (chart for chart in drawn if chart.title.startswith("Units"))
+    begins = [
+        next(row["units"] for row in rows(c.spec) if row.get("lane") == "prefill" and row["t"] == 0) for c in (first, second)
+    ]
+    assert begins == [0, 16]
+
+
 def test_the_run_in_the_open_is_the_highest_rate_that_held() -> None:
     first, *_ = all_charts(load_charts.over_time([target("A")]))
     assert first.title == "ITL over time: A, 4 requests/s"
@@ -139,7 +148,7 @@ def test_rates_are_coloured_from_first_to_last() -> None:
 
 def test_a_stall_of_one_request_stands_out_in_the_chart_over_time() -> None:
     one = target("A", rates=(2,))
-    one.runs[0][1].append(lifeline(1010.0, 0.1, [0.02] * 10 + [3.0] + [0.02] * 5))  # type: ignore[attr-defined]
+    one.runs[0][1].append(lifeline(10.0, 0.1, [0.02] * 10 + [3.0] + [0.02] * 5))  # type: ignore[attr-defined]
     chart, *_ = all_charts(load_charts.over_time([one]))
     assert max(row.get("max", 0) for row in rows(chart.spec)) == pytest.approx(3.0)
     assert charts.RAIN_SHARE < 0.2
