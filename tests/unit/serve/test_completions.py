@@ -21,6 +21,8 @@ from tests.unit.serve.fakes import Letters, metrics
 class Tokens(Letters):
     """A tokenizer that notes in which thread it worked."""
 
+    shown_bytes = None  # its text is `decode`'s
+
     def __init__(self) -> None:
         self.threads: list[threading.Thread] = []
 
