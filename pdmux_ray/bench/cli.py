@@ -19,7 +19,7 @@ from pdmux_ray.errors import ConfigError
 API_KEY_VARIABLE = "PDMUX_BENCH_API_KEY"
 ACTIONS = ("run", "compare", "report")
 
-_FIRST_TOKEN_ID, _LAST_TOKEN_ID = 1000, 40000
+TOKEN_IDS = (1000, 40000)  # ordinary words of most vocabularies
 
 
 def with_action(argv: Sequence[str]) -> list[str]:
@@ -59,84 +59,58 @@ def add_load(parser: argparse.ArgumentParser) -> None:
         "--out", type=Path, required=True, metavar="DIR", help="where summary.json, requests.jsonl and report.html go"
     )
     parser.add_argument("--force", action="store_true", help="replace the results that DIR has")
-    load = parser.add_argument_group("load")
-    load.add_argument(
-        "--workload",
-        metavar="W",
-        help="sharegpt, loogle, openthoughts, tool-agent, mooncake:FILE, azure:FILE, prompts:FILE, fixed:IN,OUT",
-    )
-    levels = load.add_mutually_exclusive_group()
-    levels.add_argument(
-        "--rates", type=_list_of(_positive), metavar="R,R,…", help="requests a second, sent on time whatever the server does"
-    )
+    _add_load(parser.add_argument_group("load"))
+    _add_workload(parser.add_argument_group("workload"))
+    _add_goal(parser.add_argument_group("goal"))
+    _add_server(parser.add_argument_group("server"))
+
+
+def _add_load(group: argparse._ArgumentGroup) -> None:
+    levels, amount = group.add_mutually_exclusive_group(), group.add_mutually_exclusive_group()
+    text = "requests a second, sent on time whatever the server does"
+    levels.add_argument("--rates", type=_list_of(_positive), metavar="R,R,…", help=text)
     levels.add_argument("--search", type=_range, metavar="LOW:HIGH", help="find the highest rate that holds the attainment")
-    levels.add_argument(
-        "--concurrency", type=_list_of(_count), metavar="N,N,…", help="instead of rates: so many requests at once (closed loop)"
-    )
-    load.add_argument(
-        "--tolerance",
-        type=_positive,
-        default=0.1,
-        metavar="X",
-        help="of a search: how near the last rate that held and the first that did not must be; default 0.1",
-    )
-    amount = load.add_mutually_exclusive_group()
+    text = "instead of rates: so many requests at once (closed loop)"
+    levels.add_argument("--concurrency", type=_list_of(_count), metavar="N,N,…", help=text)
+    text = "of a search: how near the last rate that held and the first that did not must be; default 0.1"
+    group.add_argument("--tolerance", type=_positive, default=0.1, metavar="X", help=text)
     amount.add_argument("--requests", type=_count, metavar="N", help="of each run")
     amount.add_argument("--duration", type=_positive, metavar="S", help="seconds of arrivals of each run; default 60")
-    load.add_argument(
-        "--warmup",
-        type=_natural,
-        default=0,
-        metavar="N",
-        help="requests sent first in each run that no figure counts; default 0",
-    )
-    load.add_argument(
-        "--arrivals",
-        default="poisson",
-        metavar="A",
-        help="poisson (the default), gamma:K (K under 1: bursts), or trace (the workload's own times, rescaled)",
-    )
-    load.add_argument(
-        "--drain",
-        type=_positive,
-        default=60.0,
-        metavar="S",
-        help="seconds to wait for answers after the last arrival; what is not done then is a miss; default 60",
-    )
-    load.add_argument(
-        "--seed", type=_natural, default=0, metavar="N", help="same seed, same prompts at the same times; default 0"
-    )
-    load.add_argument(
-        "--scale-lengths", type=_positive, default=1.0, metavar="D", help="divide the workload's lengths, for a small model"
-    )
-    load.add_argument("--max-context", type=_count, metavar="N", help="cap prompt and output together")
-    load.add_argument(
-        "--token-ids",
-        type=_token_ids,
-        default=(_FIRST_TOKEN_ID, _LAST_TOKEN_ID),
-        metavar="LOW:HIGH",
-        help=f"made prompts use these token ids; default {_FIRST_TOKEN_ID}:{_LAST_TOKEN_ID}",
-    )
-    goal = parser.add_argument_group("goal")
-    goal.add_argument(
-        "--slo",
-        metavar="SLO",
-        help="ttft=0.5,itl=50ms, ttft=200ms+1.5ms/token, itl.p90=50ms, or ttft=5x,itl=3x (times an idle server's)",
-    )
-    goal.add_argument(
-        "--attainment", type=_fraction, default=0.9, metavar="X", help="share of requests that must be good; default 0.9"
-    )
-    goal.add_argument(
-        "--devices", type=_count, default=1, metavar="N", help="that serve together: goodput is per device; default 1"
-    )
-    server = parser.add_argument_group("server")
-    server.add_argument(
-        "--endpoint", choices=("completions", "chat"), default="completions", help="chat needs a workload of texts"
-    )
-    server.add_argument("--model", metavar="NAME", help="default: the first that the server lists")
-    server.add_argument(
-        "--api-key", default=os.environ.get(API_KEY_VARIABLE), metavar="KEY", help=f"default: ${API_KEY_VARIABLE}"
-    )
+    text = "requests sent first in each run that no figure counts; default 0"
+    group.add_argument("--warmup", type=_natural, default=0, metavar="N", help=text)
+    text = "poisson (the default), gamma:K (K under 1: bursts), or trace (the workload's own times, rescaled)"
+    group.add_argument("--arrivals", default="poisson", metavar="A", help=text)
+    text = "seconds to wait for answers after the last arrival; what is not done then is a miss; default 60"
+    group.add_argument("--drain", type=_positive, default=60.0, metavar="S", help=text)
+    text = "same seed, same prompts at the same times; default 0"
+    group.add_argument("--seed", type=_natural, default=0, metavar="N", help=text)
+
+
+def _add_workload(group: argparse._ArgumentGroup) -> None:
+    text = "sharegpt, loogle, openthoughts, tool-agent, mooncake:FILE, azure:FILE, prompts:FILE, fixed:IN,OUT"
+    group.add_argument("--workload", metavar="W", help=text)
+    text = "divide the workload's lengths, for a small model"
+    group.add_argument("--scale-lengths", type=_positive, default=1.0, metavar="D", help=text)
+    group.add_argument("--max-context", type=_count, metavar="N", help="cap prompt and output together")
+    text = f"made prompts use these token ids; default {TOKEN_IDS[0]}:{TOKEN_IDS[1]}"
+    group.add_argument("--token-ids", type=_token_ids, default=TOKEN_IDS, metavar="LOW:HIGH", help=text)
+
+
+def _add_goal(group: argparse._ArgumentGroup) -> None:
+    text = "ttft=0.5,itl=50ms, ttft=200ms+1.5ms/token, itl.p90=50ms, or ttft=5x,itl=3x (times an idle server's)"
+    group.add_argument("--slo", metavar="SLO", help=text)
+    text = "share of requests that must be good; default 0.9"
+    group.add_argument("--attainment", type=_fraction, default=0.9, metavar="X", help=text)
+    text = "that serve together: goodput is per device; default 1"
+    group.add_argument("--devices", type=_count, default=1, metavar="N", help=text)
+
+
+def _add_server(group: argparse._ArgumentGroup) -> None:
+    text = "chat needs a workload of texts"
+    group.add_argument("--endpoint", choices=("completions", "chat"), default="completions", help=text)
+    group.add_argument("--model", metavar="NAME", help="default: the first that the server lists")
+    text = f"default: ${API_KEY_VARIABLE}"
+    group.add_argument("--api-key", default=os.environ.get(API_KEY_VARIABLE), metavar="KEY", help=text)
 
 
 def _run(args: argparse.Namespace) -> int:

@@ -21,6 +21,7 @@ from pathlib import Path
 from rich.console import Console
 
 from pdmux_ray.bench import server, targets
+from pdmux_ray.bench.cli import TOKEN_IDS
 from pdmux_ray.bench.client import Target
 from pdmux_ray.bench.command import SAMPLE, Outcome, claim, measured, say, write_report
 from pdmux_ray.bench.compare import conclude
@@ -42,7 +43,6 @@ from pdmux_ray.workload.scaling import Scaling
 from pdmux_ray.workload.source import load_workload
 
 SERVE = Path(__file__).parents[2] / "scripts" / "serve"
-TOKEN_IDS = (1000, 40000)
 MAX_CONTEXT = 2048
 MIN_OUTPUT_TOKENS = 8  # a shorter one has no ITL to speak of
 SLO = "ttft=5x,itl=3x"
@@ -78,6 +78,7 @@ class Shape:
     """One kind of work and what was measured with it."""
 
     workload: Workload
+    divide: float  # of its lengths
     offer: Offer
     directory: Path
     rates: list[float] = field(default_factory=list)
@@ -108,7 +109,7 @@ class Plan:
         for name, command in self.commands.items():
             self._print(f"  {name}: {command}")
         for shape in self.shapes:
-            self._print(f"  {shape.workload.name}: {' '.join(shape.workload.description)}")
+            self._print(f"  {shape.workload.name}, lengths divided by {shape.divide:g}")
         self._print(
             f"{len(extent.shares)} rates each, {extent.seconds:g} s of arrivals; SLO {SLO} of {next(iter(self.commands))}; "
             f"at most about {self.most_s / 60:.0f} minutes"
@@ -247,10 +248,12 @@ def make_plan(args: argparse.Namespace, console: Console) -> Plan:
         commands["peer"] = args.peer
     shapes = []
     for name in args.workloads.split(","):
-        scaling = Scaling(divide=SHAPES.get(name, 1.0), max_context=MAX_CONTEXT, min_output_tokens=MIN_OUTPUT_TOKENS)
+        scaling = Scaling(
+            divide=(divide := SHAPES.get(name, 1.0)), max_context=MAX_CONTEXT, min_output_tokens=MIN_OUTPUT_TOKENS
+        )
         workload = load_workload(name, scaling=scaling, token_ids=TOKEN_IDS)
         offer = Offer(workload, duration_s=extent.seconds, seed=args.seed)
-        shapes.append(Shape(workload, offer, args.out / name))
+        shapes.append(Shape(workload, divide, offer, args.out / name))
     return Plan(commands, resolve(args.model), extent, shapes, args.seed, console)
 
 
