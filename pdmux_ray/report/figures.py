@@ -19,7 +19,7 @@ _MEANINGS = {
     Bound.MEASURED.value: "the attainment was lost between two measured rates",
     Bound.AT_LEAST.value: "the attainment held at every measured rate: offer more to find the limit",
     Bound.BELOW.value: "the attainment did not hold at the lowest measured rate: extrapolated, offer less to measure it",
-    Bound.UNKNOWN.value: "no run is valid",
+    Bound.UNKNOWN.value: "there is no valid run at an offered rate",
 }
 
 
@@ -70,10 +70,16 @@ def goodput(summary: Summary) -> str:
 
 
 def goodput_unit(summary: Summary) -> str:
+    """Nothing when the goodput is unknown."""
+    if summary.goodput_bound == Bound.UNKNOWN.value:
+        return ""
     return "requests/s" if summary.devices == 1 else f"requests/s per device ({summary.devices} devices)"
 
 
 def goodput_interval(summary: Summary) -> str:
+    """Nothing when the goodput is unknown."""
+    if summary.goodput_bound == Bound.UNKNOWN.value:
+        return ""
     low, high = summary.goodput_ci
     return f"95 % interval {significant(low)} to {significant(high)}"
 

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
-from pdmux_ray.metrics.summary import RunSummary, Stats, Summary
+from pdmux_ray.metrics.summary import RunSummary, Stats
 from pdmux_ray.report import figures, load_charts, ratios
 from pdmux_ray.report.page import Alarm, Block, Card, Cards, Folded, Group, Key, Notes, Row, Section, Table, render
 from pdmux_ray.report.ratios import Comparison, Verdict
@@ -76,16 +76,16 @@ def _cards(targets: Sequence[TargetRuns]) -> Cards:
                 f"Goodput of {target.name}",
                 figures.goodput(target.summary),
                 figures.goodput_unit(target.summary),
-                [line for line in (_interval(target.summary), _sentence(figures.goodput_meaning(target.summary))) if line],
+                [
+                    line
+                    for line in (figures.goodput_interval(target.summary), _sentence(figures.goodput_meaning(target.summary)))
+                    if line
+                ],
                 Key(f"Goodput of {target.name}", line.colour, "box") if len(targets) > 1 else None,
             )
             for target, line in zip(targets, lines(targets), strict=True)
         ]
     )
-
-
-def _interval(summary: Summary) -> str:
-    return "" if figures.goodput(summary) == "unknown" else figures.goodput_interval(summary)
 
 
 def _sentence(clause: str) -> str:

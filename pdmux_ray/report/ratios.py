@@ -90,7 +90,7 @@ def _goodput(name: str, summary: Summary, first: Summary) -> Comparison:
         verdict = Verdict.BETTER
     elif known and _under(summary, first):
         verdict = Verdict.WORSE
-    text, baseline_text = (f"{figures.goodput(s)} {figures.goodput_unit(s)}" for s in (summary, first))
+    text, baseline_text = (f"{figures.goodput(s)} {figures.goodput_unit(s)}".strip() for s in (summary, first))
     return Comparison("goodput", name, None, summary.goodput_rps, first.goodput_rps, ratio, verdict, text, baseline_text)
 
 

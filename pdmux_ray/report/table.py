@@ -40,11 +40,10 @@ def print_runs(console: Console, summaries: Sequence[Summary]) -> None:
 
 
 def goodput_line(summary: Summary) -> str:
-    return (
-        f"{figures.goodput(summary)} {figures.goodput_unit(summary)}, {figures.goodput_interval(summary)} "
-        f"({figures.goodput_meaning(summary)}); {figures.percent(summary.attainment)} of requests with "
-        f"{figures.slo(summary.slo)}"
-    )
+    figure = f"{figures.goodput(summary)} {figures.goodput_unit(summary)}".strip()
+    found = ", ".join(part for part in (figure, figures.goodput_interval(summary)) if part)
+    terms = f"{figures.percent(summary.attainment)} of requests with {figures.slo(summary.slo)}"
+    return f"{found} ({figures.goodput_meaning(summary)}); {terms}"
 
 
 def run_cells(run: RunSummary) -> list[str]:

@@ -78,6 +78,13 @@ def test_goodput_stands_below_with_its_terms() -> None:
     assert line.endswith("90 % of requests with TTFT ≤ 500 ms and p99 of the request's ITLs ≤ 50 ms")
 
 
+def test_an_unknown_goodput_has_neither_unit_nor_interval() -> None:
+    console = plain()
+    print_runs(console, [target("A", rates=(2,), invalid=(2,)).summary])
+    (line,) = [line for line in text(console).splitlines() if line.startswith("goodput")]
+    assert line.startswith("goodput: unknown (there is no valid run at an offered rate); 90 %")
+
+
 def test_a_comparison_has_a_row_for_each_measure_and_rate_with_what_is_better() -> None:
     console = plain()
     print_comparison(console, [("A", target("A").summary), ("B", target("B", tokens=20).summary)])
