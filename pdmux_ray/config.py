@@ -57,6 +57,20 @@ class FakeConfig(_Frozen):
     pages: PositiveInt = 4096
 
 
+class MultiplexConfig(_Frozen):
+    """How prefill and decode share the device in the modes time_shared, split, capped and auto."""
+
+    policy: Literal["slo", "sglang", "fixed"] = "slo"  # slo: by predicted latency; sglang: the published rule; fixed: one split
+    profile: str | None = None  # the file that `pdmux profile` wrote; policy slo needs it
+    ttft_s: PositiveFloat | None = None  # objectives; policy slo needs itl_s
+    ttft_s_per_token: Annotated[float, Field(ge=0)] = 0.0  # a prompt token gives the first token so much longer
+    itl_s: PositiveFloat | None = None
+    admission: Literal["queue", "refuse"] = "queue"  # refuse: a 429 when the predicted TTFT misses its objective
+    decode_units: PositiveInt | None = None  # policy fixed: of every step that does both; None: half
+    block_layers: PositiveInt | None = None  # policy fixed: layers of a block; None: all
+    table: str | None = None  # policy sglang: a file in the published YAML format; None: its defaults
+
+
 class EngineConfig(_Frozen):
     """One instance: its device, its KV pool and how it makes up its steps."""
 
@@ -65,6 +79,7 @@ class EngineConfig(_Frozen):
     load: Literal["weights", "dummy"] = "weights"  # dummy: random weights of the model's shape
     threads: PositiveInt | None = None  # CPU threads of the device; None: all cores this process may use
     mode: Mode = Mode.PREFILL_FIRST
+    multiplex: MultiplexConfig = MultiplexConfig()
     chunk_tokens: PositiveInt = 512  # chunked: token budget of a step
     max_prefill_tokens: PositiveInt = (
         2048  # prefill_first: prompts together in one step, as long as they fit this (the first always does)

@@ -41,6 +41,21 @@ class Mode(Enum):
 
     PREFILL_FIRST = "prefill_first"  # a prefill runs whole, decode waits
     CHUNKED = "chunked"  # a token budget per step; prefill chunks ride with the decodes
+    TIME_SHARED = "time_shared"  # a decode step, then a block of a prefill's layers, each on every unit
+    SPLIT = "split"  # both at once, on disjoint units
+    CAPPED = "capped"  # both at once: the prefill on some units, the decode on every one
+    AUTO = "auto"  # one of the others for every step, by predicted slack; never itself the mode of a step
+
+
+ONE_PASS_MODES = (Mode.PREFILL_FIRST, Mode.CHUNKED)  # every unit works on one batch; no lanes needed
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """How many units each lane has. Disjoint when they add up to the device's at most; more than that overlaps (CAPPED)."""
+
+    prefill_units: int
+    decode_units: int
 
 
 class FinishReason(Enum):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pdmux_ray.config import EngineConfig
 from pdmux_ray.errors import ConfigError
 from pdmux_ray.policy.batching import BatchLimits
-from pdmux_ray.types import Mode, ModelFacts
+from pdmux_ray.types import ONE_PASS_MODES, Mode, ModelFacts
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +36,8 @@ def resolve_limits(config: EngineConfig, facts: ModelFacts) -> EngineLimits:
             f"engine.context_length is {config.context_length}, but the model is made for {facts.context_length} tokens. "
             "Lower it, or leave it out."
         )
+    if config.mode not in ONE_PASS_MODES:
+        raise ConfigError(f"engine.mode: {config.mode.value} needs a device with lanes. Use prefill_first or chunked.")
     return EngineLimits(
         context_length=config.context_length or facts.context_length,
         vocab_size=facts.vocab_size,

@@ -7,6 +7,8 @@
 
 from __future__ import annotations
 
+import math
+
 from pdmux_ray.engine.pages import ROOT_DIGEST, Hit, PagePool, page_digest
 from pdmux_ray.errors import IllegalMoveError
 from pdmux_ray.types import LEGAL_MOVES, FinishReason, NewRequest, Phase
@@ -35,6 +37,7 @@ class Request:
         "stop_after_tokens",
         "stop_ids",
         "tokens",
+        "ttft_deadline_s",
     )
 
     def __init__(
@@ -53,6 +56,7 @@ class Request:
         self.params = params
         self.arrival = -1  # given when it is enqueued
         self.deadline_s = new.deadline_s
+        self.ttft_deadline_s = math.inf
         self.tokens = list(new.prompt)
         self.prompt_tokens = len(new.prompt)
         self.computed_tokens = 0

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from pdmux_ray.types import SamplingParams, TokenLogprobs
+from pdmux_ray.types import SamplingParams, Split, TokenLogprobs
 
 
 class SequenceView(Protocol):
@@ -105,3 +105,42 @@ class Runner(Protocol):
 
     def close(self) -> None:
         """Frees the device. Safe to call twice."""
+
+
+class LaneRunner(Runner, Protocol):
+    """A device with two lanes that run at the same time and share the KV pool. Called from one thread, as a `Runner` is.
+
+    Without a split `launch` uses every unit; no block may be in flight then. With one, `launch` runs its batch (decodes only)
+    on the decode lane, and up to one block runs on the prefill lane meanwhile. What a job wrote may be read by others only
+    after `collect_block` has returned for its last block: that wait is the event that orders the lanes.
+    """
+
+    @property
+    def layers(self) -> int: ...
+
+    @property
+    def units(self) -> int:
+        """Streaming multiprocessors, or cores."""
+
+    @property
+    def splits(self) -> Sequence[Split]:
+        """The disjoint ones, made once at the start, fewest decode units first. Empty with a single unit."""
+
+    def launch(self, batch: StepBatch, give_up: GiveUp = never, split: Split | None = None) -> None: ...
+
+    def open_job(self, job_id: int, slices: Sequence[PrefillSlice]) -> None:
+        """A prefill that will run by layer blocks. Its tokens and pages are read now and may not change until it ends."""
+
+    def launch_block(self, job_id: int, end_layer: int, split: Split) -> None:
+        """Starts the job's layers up to `end_layer` on the split's prefill units and returns at once. No other block may be
+        in flight. The block that reaches the last layer also samples."""
+
+    def block_done(self) -> bool:
+        """Whether the block in flight has been computed; True while there is none. Never waits."""
+
+    def collect_block(self) -> StepOutput | None:
+        """Waits for the block in flight. The sampled tokens (of the slices with `sample`) when it was its job's last, which
+        ends the job; None before. Raises what the block failed with; the job has ended then."""
+
+    def drop_job(self, job_id: int) -> None:
+        """Ends a job of which no block is in flight; nothing of it counts."""

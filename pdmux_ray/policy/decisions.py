@@ -8,6 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from pdmux_ray.policy.views import Estimate
+from pdmux_ray.types import Mode, Split
+
 
 class StepReason(Enum):
     """Why a step is what it is."""
@@ -21,6 +24,8 @@ class StepReason(Enum):
     PREFILL_WHOLE = "prefill_whole"  # prefill_first: prompts run whole, decode waits
     CHUNK_ONLY = "chunk_only"  # chunked: prefill with no decodes beside it
     CHUNK_MIXED = "chunk_mixed"  # chunked: decodes and prefill share the token budget
+    LANES_BOTH = "lanes_both"  # decodes on their lane, a prefill on the other
+    LANES_PREFILL = "lanes_prefill"  # a prefill by layers, nobody decodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +38,50 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True)
+class Block:
+    """Launch the layers up to `end_layer` of a job on the prefill lane: of one that has begun, or of a new one."""
+
+    job_id: int | None  # None: a new job of `chunks`; each request's chunk reaches its last known token
+    chunks: tuple[Chunk, ...]  # empty with a job_id
+    end_layer: int
+
+
+class ModeReason(Enum):
+    """Why a step shares the device as it does (which split, which mode)."""
+
+    CONFIGURED = "configured"  # the mode is fixed by the configuration
+    NO_PREFILL = "no_prefill"  # nobody is prefilled: the decodes have every unit
+    NO_DECODE = "no_decode"  # nobody decodes: the prefill has every unit
+    FITS = "fits"  # the fewest decode units whose bound keeps the ITL objective
+    BEST_EFFORT = "best_effort"  # no split keeps the ITL objective: the one that misses it least
+    SLACK = "slack"  # this mode finishes the prefill earlier than any other that keeps the ITL objective
+    DWELL = "dwell"  # another one would be better, but the last change is too recent
+    TABLE = "table"  # the published rule by decode batch size
+
+
+@dataclass(frozen=True, slots=True)
+class LaneUse:
+    """How a step uses a device with lanes."""
+
+    mode: Mode
+    split: Split
+    why: ModeReason
+    block: Block | None = None  # what the prefill lane is given now; None: nothing (it may still be busy)
+    decode_s: Estimate | None = None  # of this step's decodes; None without a latency model
+    block_s: Estimate | None = None  # of the block
+
+
+@dataclass(frozen=True, slots=True)
 class StepPlan:
     """What one step does, in this order: preempt, admit, then run decode and prefill together."""
 
     reason: StepReason
     decode: tuple[str, ...] = ()  # requests that compute their newest token and sample the next
-    prefill: tuple[Chunk, ...] = ()  # a chunk that starts at 0 or at the prefix hit admits its request
+    prefill: tuple[
+        Chunk, ...
+    ] = ()  # in one pass with the decodes; a chunk that starts at 0 or at the prefix hit admits its request
     preempt: tuple[str, ...] = ()  # newest first: each gives up its pages and goes to the head of the queue
+    lanes: LaneUse | None = None  # None: every unit works on `decode` and `prefill` together
 
 
 class Unfit(Enum):

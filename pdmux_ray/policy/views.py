@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
+
+from pdmux_ray.types import Mode, Split
 
 
 class RequestView(Protocol):
@@ -27,6 +29,10 @@ class RequestView(Protocol):
 
     @property
     def held_pages(self) -> int: ...
+
+    @property
+    def ttft_deadline_s(self) -> float:
+        """When its first token is due, on the engine's clock; infinite without a TTFT objective, or once the token is out."""
 
 
 class PrefixHit(Protocol):
@@ -71,6 +77,97 @@ class EngineView(Protocol):
 
         A shared page counts when everyone who holds it is among `requests`.
         """
+
+
+class Piece(NamedTuple):
+    """Tokens of one request that a prefill computes together, and how many before them have their KV already."""
+
+    new_tokens: int
+    prior_tokens: int
+
+
+class Estimate(NamedTuple):
+    """Of how long something takes. Seconds."""
+
+    predicted_s: float  # the model's best guess
+    bound_s: float  # measured times stay under it 99 times of 100
+
+
+class CostModel(Protocol):
+    """The measured latency model of (model, device), as policies use it. No more units are ever slower; every answer > 0."""
+
+    @property
+    def switch_s(self) -> float:
+        """What a change of the split costs, once."""
+
+    def decode(self, batch: int, context_tokens: int, units: int, prefill_units: int) -> Estimate:
+        """One decode step of `batch` requests with `context_tokens` in all, with a prefill on `prefill_units` beside it (0:
+        none)."""
+
+    def prefill(self, pieces: Sequence[Piece], layers: int, units: int, decode_units: int) -> Estimate:
+        """`layers` layers of a prefill, with decodes on `decode_units` beside it (0: none)."""
+
+    def mixed(self, batch: int, context_tokens: int, pieces: Sequence[Piece], units: int) -> Estimate:
+        """A step of all layers that decodes and prefills in one pass (CHUNKED)."""
+
+
+class JobView(Protocol):
+    """A prefill that runs layer by layer, block after block; it may rest between two blocks. Its requests hold their pages."""
+
+    @property
+    def job_id(self) -> int: ...
+
+    @property
+    def requests(self) -> Sequence[RequestView]: ...
+
+    @property
+    def pieces(self) -> Sequence[Piece]:
+        """Aligned with `requests`."""
+
+    @property
+    def layers_done(self) -> int: ...
+
+    @property
+    def in_flight(self) -> bool:
+        """A block of it is computing now: at most one job's is."""
+
+    @property
+    def overtaken(self) -> int:
+        """How many jobs that began later have run before it."""
+
+
+class LanesView(EngineView, Protocol):
+    """An engine whose device has two lanes."""
+
+    @property
+    def now(self) -> float: ...
+
+    @property
+    def layers(self) -> int:
+        """Of the model."""
+
+    @property
+    def units(self) -> int:
+        """Of the device."""
+
+    @property
+    def splits(self) -> Sequence[Split]:
+        """The disjoint ones, fewest decode units first."""
+
+    @property
+    def split(self) -> Split:
+        """The one of the last step."""
+
+    @property
+    def mode(self) -> Mode:
+        """Of the last step."""
+
+    @property
+    def mode_since_s(self) -> float: ...
+
+    @property
+    def jobs(self) -> Sequence[JobView]:
+        """Those that have begun and are not done, in order of beginning. Their requests are in `prefilling`, too."""
 
 
 @dataclass(frozen=True, slots=True)

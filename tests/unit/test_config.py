@@ -38,7 +38,10 @@ def test_no_args_means_all_defaults() -> None:
         ({"engine": {"fake": {"steps": 1}}}, "engine.fake.steps: no such key; did you mean 'step_s'?"),
         ({"xyz": 1}, "xyz: no such key; there are engine, gateway, gateways, instances, model, served_model_name"),
         ({"engine": {"max_batch": 0}}, "engine.max_batch: Input should be greater than 0"),
-        ({"engine": {"mode": "best"}}, "engine.mode: Input should be 'prefill_first' or 'chunked'"),
+        (
+            {"engine": {"mode": "best"}},
+            "engine.mode: Input should be 'prefill_first', 'chunked', 'time_shared', 'split', 'capped' or 'auto'",
+        ),
         ({"engine": {"kv_cache_gib": float("inf")}}, "engine.kv_cache_gib"),
         ("demo", "(top)"),
     ],

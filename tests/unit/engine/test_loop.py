@@ -13,7 +13,7 @@ from pdmux_ray.engine.engine import Engine
 from pdmux_ray.engine.limits import EngineLimits
 from pdmux_ray.engine.runner import Runner
 from pdmux_ray.errors import InstanceUnavailableError, IntegrityError, PdmuxError, QueueFullError
-from pdmux_ray.types import FinishReason, Mode, NewRequest, TokenEvent
+from pdmux_ray.types import ONE_PASS_MODES, FinishReason, Mode, NewRequest, TokenEvent
 
 from .runners import FailingRunner, GatedRunner, InterruptedRunner, LyingRunner, SlowRunner, VandalRunner
 from .world import PAGE, VOCAB, Log, StrictRunner, Worlds, expected, limits, request
@@ -31,7 +31,7 @@ def fast(clock: Clock) -> Runner:
     return StrictRunner(24, PAGE, 0.0, 0.0, clock, vocab_size=VOCAB)
 
 
-@pytest.mark.parametrize("mode", Mode)
+@pytest.mark.parametrize("mode", ONE_PASS_MODES)
 def test_many_threads_can_submit_and_abort_while_the_loop_runs(worlds: Worlds, mode: Mode) -> None:
     engine, log = worlds(limits(mode=mode, max_waiting=20), runner=fast, clock=WallClock())
     engine.start()
@@ -72,7 +72,7 @@ def submit_patiently(engine: Engine, new: NewRequest) -> None:
             time.sleep(0.001)
 
 
-@pytest.mark.parametrize("mode", Mode)
+@pytest.mark.parametrize("mode", ONE_PASS_MODES)
 def test_a_prefill_is_given_up_when_its_request_is_aborted_and_the_others_go_on(worlds: Worlds, mode: Mode) -> None:
     runner = InterruptedRunner(clock := VirtualClock())
     engine, log = worlds(limits(mode=mode), runner=lambda _: runner, clock=clock)

@@ -9,11 +9,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pdmux_ray.engine.engine import Engine
-from pdmux_ray.types import FinishReason, Mode, NewRequest
+from pdmux_ray.types import ONE_PASS_MODES, FinishReason, Mode, NewRequest
 
 from .world import PAGE, Worlds, expected, limits, request
 
-MODES = pytest.mark.parametrize("mode", Mode)
+MODES = pytest.mark.parametrize("mode", ONE_PASS_MODES)
 
 
 def drain(engine: Engine) -> None:
@@ -146,7 +146,7 @@ def arrivals(draw: st.DrawFn) -> list[Arrival]:
 @settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     schedule=arrivals(),
-    mode=st.sampled_from(Mode),
+    mode=st.sampled_from(ONE_PASS_MODES),
     pages=st.integers(10, 40),
     chunk_tokens=st.integers(1, 40),
     max_batch=st.integers(1, 6),

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pdmux_ray.policy.batching import BatchLimits, plan_step
 from pdmux_ray.policy.decisions import Chunk, StepPlan, StepReason
 from pdmux_ray.policy.views import RequestView
-from pdmux_ray.types import Mode
+from pdmux_ray.types import ONE_PASS_MODES, Mode
 
 PAGE = 16
 
@@ -68,12 +68,12 @@ def limits(mode: Mode, chunk_tokens: int = 64, max_prefill_tokens: int = 100, ma
 FIRST, CHUNKED = Mode.PREFILL_FIRST, Mode.CHUNKED
 
 
-@pytest.mark.parametrize("mode", Mode)
+@pytest.mark.parametrize("mode", ONE_PASS_MODES)
 def test_an_empty_engine_does_nothing(mode: Mode) -> None:
     assert plan_step(View(), limits(mode)) == StepPlan(StepReason.IDLE)
 
 
-@pytest.mark.parametrize("mode", Mode)
+@pytest.mark.parametrize("mode", ONE_PASS_MODES)
 def test_without_anyone_waiting_all_decode(mode: Mode) -> None:
     view = View(decoding=[decoding("a", 5), decoding("b", 40)])
     assert plan_step(view, limits(mode)) == StepPlan(StepReason.DECODE_ONLY, decode=("a", "b"))
@@ -120,7 +120,7 @@ def test_decodes_that_use_up_the_chunk_budget_leave_none_for_prefill() -> None:
     assert plan == StepPlan(StepReason.DECODE_NO_BUDGET, decode=("a", "b"))
 
 
-@pytest.mark.parametrize("mode", Mode)
+@pytest.mark.parametrize("mode", ONE_PASS_MODES)
 def test_a_full_batch_blocks_the_queue(mode: Mode) -> None:
     view = View(decoding=[decoding("a", 5), decoding("b", 9)], waiting=[Seen("c", 10)])
     plan = plan_step(view, limits(mode, max_batch=2))
@@ -132,7 +132,7 @@ def test_a_prefill_under_way_takes_a_place_in_the_batch() -> None:
     assert plan_step(view, limits(CHUNKED, max_batch=2)).prefill == (Chunk("a", 16, 4), Chunk("b", 0, 10))
 
 
-@pytest.mark.parametrize("mode", Mode)
+@pytest.mark.parametrize("mode", ONE_PASS_MODES)
 @pytest.mark.parametrize(("free_pages", "starts"), [(3, True), (2, False)])
 def test_a_request_starts_only_with_pages_for_all_its_known_tokens(mode: Mode, free_pages: int, starts: bool) -> None:
     view = View(free_pages=free_pages, decoding=[decoding("a", 5)], waiting=[Seen("b", 33)])
@@ -159,7 +159,7 @@ def test_a_decode_needs_a_page_exactly_when_its_newest_token_begins_one(known: i
     assert (plan_step(view, limits(CHUNKED)).prefill == ()) is grows
 
 
-@pytest.mark.parametrize("mode", Mode)
+@pytest.mark.parametrize("mode", ONE_PASS_MODES)
 def test_the_newest_requests_are_preempted_until_the_decodes_can_grow(mode: Mode) -> None:
     running = [
         decoding("a", 17, arrival=1),
@@ -217,7 +217,13 @@ def views(draw: st.DrawFn) -> View:
 
 
 patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # other work may slow the machine
-any_limits = st.builds(BatchLimits, st.sampled_from(Mode), st.integers(1, 200), st.integers(1, 200), st.integers(1, 8))
+any_limits = st.builds(
+    BatchLimits,
+    st.sampled_from(ONE_PASS_MODES),
+    st.integers(1, 200),
+    st.integers(1, 200),
+    st.integers(1, 8),
+)
 
 
 @patient
