@@ -51,7 +51,7 @@ START_S = 45.0  # for the forecast: a server's start and end
 CALIBRATION_CONCURRENCY = 8
 
 # workload -> what its lengths are divided by, so that two cores and a small model do a request in fractions of a second
-SHAPES = {"sharegpt": 4.0, "loogle": 64.0, "openthoughts": 64.0, "tool-agent": 32.0}
+SHAPES = {"sharegpt": 4.0, "loogle": 64.0, "openthoughts": 128.0, "tool-agent": 32.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class Extent:
         return self.seconds + self.drain_s / 2 + 2.0
 
 
-FULL = Extent(2, 14.0, (0.2, 0.4, 0.6, 0.8), 10.0)
+FULL = Extent(2, 10.0, (0.25, 0.45, 0.65, 0.85), 8.0)
 QUICK = Extent(1, 5.0, (0.3, 0.7), 5.0)
 
 
@@ -82,7 +82,6 @@ class Shape:
     offer: Offer
     directory: Path
     rates: list[float] = field(default_factory=list)
-    terms: Terms | None = None
     sessions: dict[str, Session] = field(default_factory=dict)
 
 
@@ -96,6 +95,7 @@ class Plan:
     shapes: list[Shape]
     seed: int
     console: Console
+    terms: Terms | None = None  # one SLO for all: what an idle server needs depends on the prompt, not on the workload
 
     @property
     def most_s(self) -> float:
@@ -138,12 +138,11 @@ class Plan:
     def _offer(
         self, shape: Shape, name: str, target: Target, round_index: int, progress: Progress, done: float, outcome: Outcome
     ) -> None:
-        if shape.terms is None:
-            self._set_measure(shape, target)
-        assert shape.terms is not None
+        terms = self.terms = self.terms or self._idle_terms(target)
+        shape.rates = shape.rates or self._rates(shape, target)
         if name not in shape.sessions:
-            session = Session(name, shape.directory / name, shape.terms, self._conditions(shape, target, name))
-            session.notes += [*provenance(), *shape.workload.description]
+            session = Session(name, shape.directory / name, terms, self._conditions(shape, target, name))
+            session.notes += [*shape.workload.description, *provenance()]
             shape.sessions[name] = session
             outcome.sessions.append(session)
         run_loop(_saturate(target, replace(shape.offer, requests=2, duration_s=None), level=0.5))  # warms up
@@ -157,19 +156,22 @@ class Plan:
             if summary.good_fraction < HOPELESS:
                 return
 
-    def _set_measure(self, shape: Shape, target: Target) -> None:
-        """SLO and rates, from the first server."""
-        solo = run_loop(
-            targets.measure_solo(target, targets.plan_solo(shape.workload.asks(SAMPLE, self.seed), TOKEN_IDS, MAX_CONTEXT))
-        )
-        shape.terms = Terms(SloText.parse(SLO).resolve(solo))
+    def _idle_terms(self, target: Target) -> Terms:
+        asks = [ask for shape in self.shapes for ask in shape.workload.asks(SAMPLE, self.seed)]
+        solo = run_loop(targets.measure_solo(target, targets.plan_solo(asks, TOKEN_IDS, MAX_CONTEXT)))
+        terms = Terms(SloText.parse(SLO).resolve(solo))
+        self._print(f"{solo}; SLO: {figures.slo(terms.slo)}")
+        return terms
+
+    def _rates(self, shape: Shape, target: Target) -> list[float]:
         offer = replace(shape.offer, requests=3 * CALIBRATION_CONCURRENCY, duration_s=None)
         carried_rps = run_loop(_saturate(target, offer, level=1.0))
-        shape.rates = [float(f"{carried_rps * share:.2g}") for share in self.extent.shares]
+        rates = [float(f"{carried_rps * share:.2g}") for share in self.extent.shares]
         self._print(
-            f"{shape.workload.name}: {solo}. SLO: {figures.slo(shape.terms.slo)}. The first server carries {carried_rps:.2g} "
-            f"requests/s with {CALIBRATION_CONCURRENCY} at once, so the rates are {', '.join(map(figures.rate, shape.rates))}."
+            f"{shape.workload.name}: {carried_rps:.2g} requests/s with {CALIBRATION_CONCURRENCY} at once, so the rates are "
+            f"{', '.join(map(figures.rate, rates))}"
         )
+        return rates
 
     def _conditions(self, shape: Shape, target: Target, name: str) -> dict[str, str]:
         return {

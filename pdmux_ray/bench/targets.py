@@ -53,7 +53,7 @@ def base_url(text: str) -> str:
     """Without `/v1` and slashes at the end. Raises ConfigError when it is no address of a server."""
     try:
         parts = urlsplit(text)
-        usable = is_url(text) and parts.hostname and parts.port != 0 and not (parts.query or parts.fragment)
+        usable = is_url(text) and parts.hostname and parts.port != 0 and not (parts.query or parts.fragment or parts.username)
     except ValueError:
         usable = False
     if not usable:
