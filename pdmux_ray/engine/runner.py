@@ -142,5 +142,9 @@ class LaneRunner(Runner, Protocol):
         """Waits for the block in flight. The sampled tokens (of the slices with `sample`) when it was its job's last, which
         ends the job; None before. Raises what the block failed with; the job has ended then."""
 
+    @property
+    def block_s(self) -> float:
+        """What the last collected block took, from its launch to its own end (not to `collect_block`, which may come late)."""
+
     def drop_job(self, job_id: int) -> None:
         """Ends a job of which no block is in flight; nothing of it counts."""
