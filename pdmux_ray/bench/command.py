@@ -211,12 +211,8 @@ class Outcome:
             console.print(f"{directory / REPORT_FILE}", soft_wrap=True, markup=False, highlight=False)
         if self.interrupted:
             return 130
-        return 0 if self.sound() else 1
-
-    def sound(self) -> bool:
-        """Whether everything that was to be measured was, and counts."""
         useless = [session for session in self.sessions if _useless(session)]
-        return bool(self.sessions) and not useless and self.stopped is None
+        return 1 if self.stopped or useless or not self.sessions else 0
 
     def _mark(self, session: Session) -> None:
         if self.interrupted:
