@@ -1,0 +1,161 @@
+"""What the step loop did lately: a bounded ring of records, for traces and pictures.
+
+timeline = Timeline(units, layers, mode)
+timeline.arrived(at_s, request_id, prompt_tokens)           a request was taken in
+timeline.step(plan, begin_s, end_s, waiting)                its decodes, or the whole of a one-pass step, from launch to collect
+timeline.block(use, job_id, first_layer, tokens, begin_s, took_s)     a block of a prefill (`LaneRunner.block_s`)
+timeline.ended(at_s, request_id, how, generated_tokens)     its last event
+
+Owner: the step loop's thread, the only one that adds; `since` is for any thread. A record is a tuple of plain values: it costs
+one append, and keeps nothing of the engine's alive. Times are seconds on the engine's clock.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import deque
+from itertools import count
+from typing import Any, NamedTuple, TypeAlias
+
+from pdmux_ray.policy.decisions import LaneUse, StepPlan
+from pdmux_ray.types import ONE_PASS_MODES, FinishReason, Mode
+
+KEPT = 32_768  # records: minutes of steps of 20 ms, about 10 MB
+PAGE = 2_048  # records that `since` answers at most: to write them as JSON takes a few milliseconds, which all else waits for
+
+
+class Arrival(NamedTuple):
+    """A request was taken in."""
+
+    kind: str
+    number: int  # of the record; ascending, without gaps
+    at_s: float
+    request_id: str
+    prompt_tokens: int
+
+
+class Step(NamedTuple):
+    """Decodes, or the one pass of a step without lanes."""
+
+    kind: str
+    number: int
+    begin_s: float  # launch
+    end_s: float  # collect
+    reason: str  # a StepReason
+    mode: str
+    why: str | None  # a ModeReason; None without lanes
+    prefill_units: int  # of the split; without lanes both have all units
+    decode_units: int
+    decodes: int  # requests
+    prefill_tokens: int  # computed in the same pass
+    waiting: int  # requests
+    predicted_s: float | None  # of the decodes
+    bound_s: float | None
+
+
+class PrefillBlock(NamedTuple):
+    """Layers of one job."""
+
+    kind: str
+    number: int
+    begin_s: float
+    end_s: float
+    mode: str
+    why: str
+    prefill_units: int
+    decode_units: int
+    job_id: int
+    first_layer: int
+    end_layer: int
+    tokens: int  # computed in each layer
+    predicted_s: float | None
+    bound_s: float | None
+
+
+class Ended(NamedTuple):
+    """A request's last event."""
+
+    kind: str
+    number: int
+    at_s: float
+    request_id: str
+    how: str  # a FinishReason
+    generated_tokens: int
+
+
+Record: TypeAlias = Arrival | Step | PrefillBlock | Ended
+
+_KINDS: dict[str, type[Record]] = {"arrival": Arrival, "step": Step, "block": PrefillBlock, "ended": Ended}
+
+
+def unpack(packed: list[Any]) -> Record:
+    """A record that has been JSON."""
+    return _KINDS[packed[0]](*packed)
+
+
+class Timeline:
+    """`units`: of the device. `layers`: of the model. `mode`: the configured one, which a step without lanes has."""
+
+    def __init__(self, units: int, layers: int, mode: Mode, kept: int = KEPT) -> None:
+        self.units = units
+        self.layers = layers
+        self._one_pass = (mode if mode in ONE_PASS_MODES else Mode.CHUNKED).value
+        self._records: deque[Record] = deque(maxlen=kept)
+        self._numbers = count()
+
+    def arrived(self, at_s: float, request_id: str, prompt_tokens: int) -> None:
+        self._records.append(Arrival("arrival", next(self._numbers), at_s, request_id, prompt_tokens))
+
+    def step(self, plan: StepPlan, begin_s: float, end_s: float, waiting: int) -> None:
+        use = plan.lanes
+        predicted_s, bound_s = (use.decode_s if use else None) or (None, None)
+        self._records.append(
+            Step(
+                "step",
+                next(self._numbers),
+                begin_s,
+                end_s,
+                plan.reason.value,
+                use.mode.value if use else self._one_pass,
+                use.why.value if use else None,
+                use.split.prefill_units if use else self.units,
+                use.split.decode_units if use else self.units,
+                len(plan.decode),
+                sum(chunk.tokens for chunk in plan.prefill),
+                waiting,
+                predicted_s,
+                bound_s,
+            )
+        )
+
+    def block(self, use: LaneUse, job_id: int, first_layer: int, tokens: int, begin_s: float, took_s: float) -> None:
+        """`use`: of the step that launched it; it has a block. `tokens`: of the job, which each layer computes."""
+        assert use.block is not None
+        predicted_s, bound_s = use.block_s or (None, None)
+        self._records.append(
+            PrefillBlock(
+                "block",
+                next(self._numbers),
+                begin_s,
+                begin_s + took_s,
+                use.mode.value,
+                use.why.value,
+                use.split.prefill_units,
+                use.split.decode_units,
+                job_id,
+                first_layer,
+                use.block.end_layer,
+                tokens,
+                predicted_s,
+                bound_s,
+            )
+        )
+
+    def ended(self, at_s: float, request_id: str, how: FinishReason, generated_tokens: int) -> None:
+        self._records.append(Ended("ended", next(self._numbers), at_s, request_id, how.value, generated_tokens))
+
+    def since(self, number: int, most: int = PAGE) -> list[Record]:
+        """The oldest records from `number` on that are still there, at most so many. From any thread."""
+        records = tuple(self._records)  # at once: the step loop may append
+        first = bisect_right(records, number - 1, key=lambda record: record.number)
+        return list(records[first : first + most])
