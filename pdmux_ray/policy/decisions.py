@@ -39,7 +39,11 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Launch the layers up to `end_layer` of a job on the prefill lane: of one that has begun, or of a new one."""
+    """Launch the layers up to `end_layer` of a job on the prefill lane: of one that has begun, or of a new one.
+
+    A new job's requests are waiting ones, wherever in the queue (their chunk starts at the prefix hit), or ones that CHUNKED
+    steps have begun (it starts at their computed tokens).
+    """
 
     job_id: int | None  # None: a new job of `chunks`; each request's chunk reaches its last known token
     chunks: tuple[Chunk, ...]  # empty with a job_id
@@ -56,12 +60,16 @@ class ModeReason(Enum):
     BEST_EFFORT = "best_effort"  # no split keeps the ITL objective: the one that misses it least
     SLACK = "slack"  # this mode finishes the prefill earlier than any other that keeps the ITL objective
     DWELL = "dwell"  # another one would be better, but the last change is too recent
+    HELD = "held"  # a block in flight keeps its units: nothing changes before it ends
     TABLE = "table"  # the published rule by decode batch size
 
 
 @dataclass(frozen=True, slots=True)
 class LaneUse:
-    """How a step uses a device with lanes."""
+    """How a step uses a device with lanes.
+
+    Of a device with U units, a step without prefill has the split (0, U), one without decodes (U, 0), TIME_SHARED (U, U).
+    """
 
     mode: Mode
     split: Split
@@ -82,6 +90,27 @@ class StepPlan:
     ] = ()  # in one pass with the decodes; a chunk that starts at 0 or at the prefix hit admits its request
     preempt: tuple[str, ...] = ()  # newest first: each gives up its pages and goes to the head of the queue
     lanes: LaneUse | None = None  # None: every unit works on `decode` and `prefill` together
+    why: ModeReason | None = None  # without `lanes`: why it is one pass, when there was a choice
+    step_s: Estimate | None = None  # without `lanes`: of the step; None without a latency model
+
+
+class AdmitReason(Enum):
+    """Why a new request is accepted or refused."""
+
+    QUEUES = "queues"  # whoever comes is queued
+    IN_TIME = "in_time"  # its first token is predicted within the objective
+    LATE = "late"  # it is not: refused
+    LONG = "long"  # it would be late on an idle instance, too, so that to come again would not help: accepted
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """Whether a new request is taken in. `retry_after_s` is positive exactly when it is refused."""
+
+    accept: bool
+    predicted_ttft_s: float
+    retry_after_s: float
+    reason: AdmitReason
 
 
 class Unfit(Enum):

@@ -125,7 +125,8 @@ class JobView(Protocol):
         """Aligned with `requests`."""
 
     @property
-    def layers_done(self) -> int: ...
+    def layers_done(self) -> int:
+        """Without those of a block in flight."""
 
     @property
     def in_flight(self) -> bool:
@@ -133,7 +134,7 @@ class JobView(Protocol):
 
     @property
     def overtaken(self) -> int:
-        """How many jobs that began later have run before it."""
+        """How many jobs that began later have run before it: one more when such a job gets its first block."""
 
 
 class LanesView(EngineView, Protocol):
@@ -156,14 +157,15 @@ class LanesView(EngineView, Protocol):
 
     @property
     def split(self) -> Split:
-        """The one of the last step."""
+        """The one of the last step. While a block is in flight, its prefill units are the block's."""
 
     @property
     def mode(self) -> Mode:
         """Of the last step."""
 
     @property
-    def mode_since_s(self) -> float: ...
+    def mode_since_s(self) -> float:
+        """When that mode began, on the engine's clock."""
 
     @property
     def jobs(self) -> Sequence[JobView]:
