@@ -20,8 +20,8 @@ DEFINITION = (
     "ITL SLO, both at once. TTFT counts from the planned arrival; an ITL is the gap between two arrivals of tokens. "
     "Errors, truncated, empty and unfinished requests are misses. Goodput is the highest offered rate (requests a second and "
     "device) up to which the stated attainment of requests is good at every measured rate, interpolated linearly to the first "
-    "measured rate at which it is not; below the lowest measured rate, from none offered and all good. Its 95 % interval is a "
-    "bootstrap over blocks of consecutive requests."
+    "measured rate at which it is not. When it is not at the lowest measured rate, goodput counts as 0: nothing was shown to "
+    "hold. Its 95 % interval is a bootstrap over blocks of consecutive requests."
 )
 
 ITL_STATISTICS: Mapping[str, float] = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "max": 1.0}
@@ -109,7 +109,7 @@ class Bound(Enum):
 
     MEASURED = "measured"  # the attainment was lost between two measured rates
     AT_LEAST = "at_least"  # it held at every measured rate
-    BELOW = "below"  # it did not hold at the lowest one: the figure is interpolated from (0 rps, all good)
+    BELOW = "below"  # it did not hold at the lowest one: the figure is 0
     UNKNOWN = "unknown"  # no valid measurement
 
 
@@ -160,11 +160,13 @@ def fraction_ci(point: RatePoint, *, resamples: int = 1000, seed: int = 0) -> tu
 
 def _crossing(rates: Sequence[float], fractions: Sequence[float], attainment: float) -> tuple[float, Bound]:
     """Where the line through the ascending points first falls below the attainment."""
-    held_rate, held_fraction = 0.0, 1.0
-    for index, (rate, fraction) in enumerate(zip(rates, fractions, strict=True)):
+    if fractions[0] < attainment:
+        return 0.0, Bound.BELOW
+    held_rate, held_fraction = rates[0], fractions[0]
+    for rate, fraction in zip(rates, fractions, strict=True):
         if fraction < attainment:
             share = (held_fraction - attainment) / (held_fraction - fraction)
-            return held_rate + (rate - held_rate) * share, Bound.MEASURED if index else Bound.BELOW
+            return held_rate + (rate - held_rate) * share, Bound.MEASURED
         held_rate, held_fraction = rate, fraction
     return held_rate, Bound.AT_LEAST
 

@@ -12,13 +12,13 @@ NONE = "–"  # no sample
 _BOUNDS = {
     Bound.MEASURED.value: "",
     Bound.AT_LEAST.value: "at least ",
-    Bound.BELOW.value: "about ",
+    Bound.BELOW.value: "below ",
     Bound.UNKNOWN.value: "",
 }
 _MEANINGS = {
     Bound.MEASURED.value: "the attainment was lost between two measured rates",
     Bound.AT_LEAST.value: "the attainment held at every measured rate: offer more to find the limit",
-    Bound.BELOW.value: "the attainment did not hold at the lowest measured rate: extrapolated, offer less to measure it",
+    Bound.BELOW.value: "the attainment did not hold at the lowest measured rate: offer less to find the limit",
     Bound.UNKNOWN.value: "there is no valid run at an offered rate",
 }
 
@@ -63,10 +63,12 @@ def slo(limits: Slo) -> str:
 
 
 def goodput(summary: Summary) -> str:
-    """The figure alone: "at least 7.25"."""
+    """The figure alone: "at least 7.25", "below 2"."""
     if summary.goodput_bound == Bound.UNKNOWN.value:
         return "unknown"
-    return _BOUNDS[summary.goodput_bound] + significant(summary.goodput_rps)
+    below = summary.goodput_bound == Bound.BELOW.value
+    rps = min(run.rate for run in summary.runs if run.invalid is None) / summary.devices if below else summary.goodput_rps
+    return _BOUNDS[summary.goodput_bound] + significant(rps)
 
 
 def goodput_unit(summary: Summary) -> str:

@@ -55,6 +55,8 @@ MEASURES: Sequence[_Measure] = (
     _Measure("TTFT p99", lambda run: run.ttft_s.p99, _milliseconds),
     _Measure("ITL p50", lambda run: run.itl_s.p50, _milliseconds),
     _Measure("ITL p99", lambda run: run.itl_s.p99, _milliseconds),
+    _Measure("TPOT p50", lambda run: run.tpot_s.p50, _milliseconds),
+    _Measure("TPOT p99", lambda run: run.tpot_s.p99, _milliseconds),
     _Measure("output tokens/s", lambda run: run.output_tokens_per_s, figures.significant, more_is_better=True),
 )
 

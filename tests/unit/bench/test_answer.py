@@ -140,6 +140,9 @@ def test_counts_that_do_not_agree_are_noted() -> None:
         b'["out of memory"]',
         b'{"choices": [{"text": 5}], "out of memory": 0}',
         b'{"choices": [{"text": "a"}], "usage": {"out of memory": 1}}',
+        b'{"choices": [{"text": "out of memory"}], "usage": {"completion_tokens": 1000000000000}}',
+        b'{"choices": [{"text": "out of memory"}], "usage": {"completion_tokens": 1, "prompt_tokens": "2"}}',
+        b'"out of memory"' + b"[" * 100_000,
     ],
 )
 def test_what_is_no_part_of_an_answer_is_quoted(event: bytes) -> None:
