@@ -6,6 +6,7 @@ import re
 from rich.console import Console
 
 from pdmux_ray.report import figures
+from pdmux_ray.report.ratios import MEASURES
 from pdmux_ray.report.table import print_comparison, print_runs
 
 from .samples import target
@@ -89,5 +90,5 @@ def test_a_comparison_has_a_row_for_each_measure_and_rate_with_what_is_better() 
     console = plain()
     print_comparison(console, [("A", target("A").summary), ("B", target("B", tokens=20).summary)])
     rows = [line.split() for line in text(console).splitlines()][1:]
-    assert len(rows) == 1 + 6 * 3
+    assert len(rows) == 1 + len(MEASURES) * 3
     assert all(row[-1] in ("better", "worse", "even", "unclear") for row in rows)
