@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from pdmux_ray.model.config import DecoderConfig
-from pdmux_ray.model.ops import AttentionBatch, AttentionSpec, Ops
+from pdmux_ray.model.ops import AttentionBatch, AttentionSpec, LayerWeights, Ops
 from pdmux_ray.model.rope import Rope
-from pdmux_ray.model.weights import Checkpoint, DecoderWeights, DummySource, LayerWeights, Load, load_weights
+from pdmux_ray.model.weights import Checkpoint, DecoderWeights, DummySource, Load, load_weights
 
 __all__ = ["Decoder", "DecoderConfig", "load_decoder"]
 
@@ -26,8 +26,13 @@ class Decoder:
 
     def __init__(self, config: DecoderConfig, weights: DecoderWeights, ops: Ops, rope: Rope) -> None:
         self.config = config
-        self._weights, self._ops = weights, ops
+        self._weights, self._ops, self._rope = weights, ops, rope
         self._specs = [_attention_spec(config, layer, weights.layers[layer], rope) for layer in range(config.layers)]
+        self._whole_layers = ops.whole_layers(weights.layers, self._specs, config.norm_eps)
+
+    def with_ops(self, ops: Ops) -> Decoder:
+        """The same decoder on another lane: it shares the weights, which must be packed for `ops`, too."""
+        return Decoder(self.config, self._weights, ops, self._rope)
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """token_ids [T] int64 -> hidden [T, H]."""
@@ -35,6 +40,8 @@ class Decoder:
 
     def run_layers(self, start: int, end: int, hidden: Tensor, batch: AttentionBatch) -> Tensor:
         """Layers [start, end): hidden [T, H] -> hidden [T, H]; writes their KV. Consumes its argument: use what it returns."""
+        if self._whole_layers is not None and start < end:
+            return self._whole_layers(start, end, hidden, batch)
         ops, eps = self._ops, self.config.norm_eps
         for layer in range(start, end):
             weights = self._weights.layers[layer]

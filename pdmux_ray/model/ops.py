@@ -5,6 +5,7 @@ Shapes use T = tokens in the step (all requests laid end to end), H = hidden, NH
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -26,8 +27,29 @@ class AttentionBatch:
     rope_lengths: Tensor | None = None  # [T] int64, only for dynamic RoPE scaling: see rope.py
 
 
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """One layer; `Any` is what `Ops.pack_linear` returned. Norms are [H] (q/k: [D]) tensors in the model's dtype."""
+
+    input_norm: Tensor
+    qkv: Any  # rows: queries, keys, values
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+    o: Any
+    post_norm: Tensor
+    gate_up: Any  # rows: gate, up
+    down: Any
+
+
+class RunLayers(Protocol):
+    """Whole layers of one decoder."""
+
+    def __call__(self, start: int, end: int, hidden: Tensor, batch: AttentionBatch) -> Tensor:
+        """Layers [start, end), one at least: hidden [T, H] -> hidden [T, H]; writes their KV. Consumes `hidden`."""
+
+
 class Ops(Protocol):
-    """Operations of one device (of one lane, later)."""
+    """Operations of one lane of a device. One thread at a time; another lane brings its own, over the same KV pool."""
 
     def pack_linear(self, weight: Tensor, bias: Tensor | None) -> Any:
         """Turns a [out, in] weight into whatever `linear` wants; the original may be dropped afterwards."""
@@ -49,6 +71,11 @@ class Ops(Protocol):
 
     def embed(self, token_ids: Tensor, table: Tensor) -> Tensor:
         """token_ids [T] int64, table [V, H] -> [T, H]."""
+
+    def whole_layers(
+        self, weights: Sequence[LayerWeights], specs: Sequence[AttentionSpec], norm_eps: float
+    ) -> RunLayers | None:
+        """A faster way through a decoder's layers, if there is one; else they are computed by the operations above."""
 
 
 @dataclass(frozen=True, slots=True)

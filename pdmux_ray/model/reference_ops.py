@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pdmux_ray.model.ops import AttentionBatch, AttentionSpec
+from pdmux_ray.model.ops import AttentionBatch, AttentionSpec, LayerWeights, RunLayers
 
 Packed = tuple[Tensor, Tensor | None]
 
@@ -40,6 +42,11 @@ class ReferenceOps:
 
     def embed(self, token_ids: Tensor, table: Tensor) -> Tensor:
         return table[token_ids]
+
+    def whole_layers(
+        self, weights: Sequence[LayerWeights], specs: Sequence[AttentionSpec], norm_eps: float
+    ) -> RunLayers | None:
+        return None
 
     def qkv_to_attention(self, layer: int, qkv: Tensor, batch: AttentionBatch, spec: AttentionSpec) -> Tensor:
         heads = qkv.view(len(qkv), spec.heads + 2 * spec.kv_heads, spec.head_dim)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from pdmux_ray.errors import WeightsError
 from pdmux_ray.model.config import DecoderConfig
-from pdmux_ray.model.ops import Ops
+from pdmux_ray.model.ops import LayerWeights, Ops
 
 EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
@@ -33,20 +33,6 @@ FLOATS = ("F64", "F32", "F16", "BF16")
 
 Load = Literal["weights", "dummy"]
 Shape = tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class LayerWeights:
-    """One layer; `Any` is what `Ops.pack_linear` returned. Norms are [H] (q/k: [D]) tensors in the model's dtype."""
-
-    input_norm: Tensor
-    qkv: Any  # rows: queries, keys, values
-    q_norm: Tensor | None
-    k_norm: Tensor | None
-    o: Any
-    post_norm: Tensor
-    gate_up: Any  # rows: gate, up
-    down: Any
 
 
 @dataclass(frozen=True, slots=True)

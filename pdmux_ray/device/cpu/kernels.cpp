@@ -1,320 +1,62 @@
-// Kernels of a decoder layer over the paged KV pool. extern "C", called through ctypes; native.py mirrors the two structs.
-//
-//   pool[layer][0 = key, 1 = value][page][kv_head][slot in page][head_dim]   (KVLayout)
-//   slot number of a token = page * page_size + slot in page
-//
-// Attention cuts the work into tasks (sequence, tile of queries, kv head). The rows of a tile are its queries times the query heads that
-// share the kv head; they meet the keys in blocks of 64 that start at multiples of 64 in the sequence, with an online softmax. A row's
-// arithmetic is the same whatever tile, step or batch it is computed in: prefilled, chunked and decoded tokens agree to the bit.
-#include "vec.h"
+// Kernels of a decoder, one by one and as whole layers. extern "C", called through ctypes; native.py mirrors the structs.
+#include "attention.h"
 
-#include <algorithm>
-#include <vector>
-
-struct Step {  // model/ops.py: AttentionBatch
-  int64_t tokens, sequences, page_size, page_table_stride;
-  const int64_t* slots;
-  const int32_t* query_starts;
-  const int32_t* context_lengths;
-  const int32_t* page_table;
-  const float* cos;  // row t: cos + cos_rows[t] * head_dim / 2
-  const float* sin;
-  const int64_t* cos_rows;
+struct Linear {
+  const uint32_t* weight;  // packed
+  const void* bias;        // null: none
+  int64_t words, outputs;
 };
 
-struct Layer {  // model/ops.py: AttentionSpec, and where the layer's KV lies
-  int64_t heads, kv_heads, head_dim, window;  // window 0: all
-  float scale, norm_eps;
-  const void* q_norm;  // null: none
-  const void* k_norm;
-  void* keys;
-  void* values;
+struct DecoderLayer {
+  const Layer* attention;
+  const void* input_norm;
+  const void* post_norm;
+  Linear qkv, o, gate_up, down;
+};
+
+// Room for what a layer computes on its way; of one lane. qkv and attended: every token; the others: BLOCK_ROWS tokens.
+struct Buffers {
+  void *qkv, *attended, *normed, *gate_up, *inner;
 };
 
 namespace {
 
-constexpr int KEYS = 64;        // keys a block
-constexpr int TILE_ROWS = 48;   // rows a tile, unless one query alone has more
-constexpr int64_t LINEAR_ROWS = 48;  // rows of a linear's task
+// Tokens that go through a layer's row-wise parts together: what they read and write stays in the cache from one to the next.
+constexpr int64_t BLOCK_ROWS = 512;
 constexpr int64_t SMALL = 16384;  // elements below which a second thread costs more than it brings
 
-#ifdef __AVX512BF16__
-template <class T> struct MathOf { typedef Floats type; };
-template <> struct MathOf<bf16> { typedef Pairs type; };
-#else
-template <class T> struct MathOf { typedef Floats type; };
-#endif
-
-template <class T> void normalize(const T* x, const T* weight, float eps, int64_t n, T* out) {
-  f32x16 squares = {};
-  int64_t i = 0;
-  for (; i + 16 <= n; i += 16) squares += read16(x + i) * read16(x + i);
-  float total = sum16(squares);
-  for (int64_t j = i; j < n; j++) total += read1(x + j) * read1(x + j);
-  float inverse = 1.0f / __builtin_sqrtf(total / n + eps);
-  for (i = 0; i + 16 <= n; i += 16) write16(out + i, read16(x + i) * inverse * read16(weight + i));
-  for (; i < n; i++) write1(out + i, read1(x + i) * inverse * read1(weight + i));
+template <class T> void apply(const Linear& l, const T* x, const T* residual, int64_t rows, T* out) {
+  linear(x, l.weight, (const T*)l.bias, residual, rows, l.words, l.outputs, out);
 }
 
-// Element i of the head turns together with element i + dim / 2. `out` may be `x`.
-template <class T> void rotate(const T* x, const float* cos, const float* sin, int64_t dim, T* out) {
-  int64_t half = dim / 2, i = 0;
-  for (; i + 16 <= half; i += 16) {
-    f32x16 a = read16(x + i), b = read16(x + i + half), c = read16(cos + i), s = read16(sin + i);
-    write16(out + i, a * c - b * s);
-    write16(out + i + half, b * c + a * s);
-  }
-  for (; i < half; i++) {
-    float a = read1(x + i), b = read1(x + i + half);
-    write1(out + i, a * cos[i] - b * sin[i]);
-    write1(out + i + half, b * cos[i] + a * sin[i]);
-  }
+// Calls f(first, count) for blocks of rows.
+template <class F> void by_blocks(int64_t rows, F f) {
+  for (int64_t first = 0; first < rows; first += BLOCK_ROWS) f(first, std::min(BLOCK_ROWS, rows - first));
 }
 
-// One token: norm and RoPE of its queries in place and of its key into the pool; its value into the pool.
-template <class T> void place_token(const Step& step, const Layer& layer, int64_t t, T* qkv) {
-  int64_t dim = layer.head_dim, slot = step.slots[t], page = slot / step.page_size, offset = slot % step.page_size;
-  const float* cos = step.cos + step.cos_rows[t] * (dim / 2);
-  const float* sin = step.sin + step.cos_rows[t] * (dim / 2);
-  T* head = qkv + t * (layer.heads + 2 * layer.kv_heads) * dim;
-  for (int64_t h = 0; h < layer.heads + layer.kv_heads; h++, head += dim) {
-    bool query = h < layer.heads;
-    const T* norm = (const T*)(query ? layer.q_norm : layer.k_norm);
-    if (norm) normalize(head, norm, layer.norm_eps, dim, head);
-    T* out = head;
-    if (!query) out = (T*)layer.keys + ((page * layer.kv_heads + h - layer.heads) * step.page_size + offset) * dim;
-    rotate(head, cos, sin, dim, out);
-  }
-  for (int64_t h = 0; h < layer.kv_heads; h++, head += dim)
-    memcpy((T*)layer.values + ((page * layer.kv_heads + h) * step.page_size + offset) * dim, head, dim * sizeof(T));
-}
-
-struct Task {
-  int32_t sequence, first, queries;  // queries [first, first + queries) of the sequence's part of the step
-};
-
-// Scratch of one thread, for tiles of up to `rows` rows. Words as in vec.h.
-struct Scratch {
-  std::vector<uint32_t> q, kt, v, p;
-  std::vector<float> scores, out, top, mass;
-  void fit(int64_t rows, int64_t dim) {
-    if ((int64_t)top.size() >= rows && (int64_t)q.size() >= rows * dim && (int64_t)v.size() >= KEYS * dim) return;
-    q.resize(rows * dim), kt.resize(KEYS * dim), v.resize(KEYS * dim), p.resize(rows * KEYS);
-    scores.resize(rows * KEYS), out.resize(rows * dim), top.resize(rows), mass.resize(rows);
-  }
-};
-
-// One task. `rows` are ordered query-major: row r is query r / group, head r % group of the kv head.
-template <class T> struct TileAttention {
-  typedef typename MathOf<T>::type M;
-  static constexpr int PW = M::per_word;
-  const Step& step;
-  const Layer& layer;
-  Scratch& s;
-  int64_t dim, group, words;  // words: of one head
-  const int32_t* pages;
-  const T *keys, *values;
-
-  TileAttention(const Step& step, const Layer& layer, Scratch& scratch) : step(step), layer(layer), s(scratch) {
-    dim = layer.head_dim, group = layer.heads / layer.kv_heads, words = dim / PW;
-  }
-
-  static void to_words(const T* from, int64_t n, uint32_t* to) {
-    if (PW * sizeof(T) == 4) {
-      memcpy(to, from, n * sizeof(T));
-    } else {
-      for (int64_t i = 0; i < n; i += 16) write16((float*)to + i, read16(from + i));
-    }
-  }
-
-  // Element offsets of the keys (and values) [first, first + KEYS) in the layer's half of the pool; -1 from `end` on. Asks for their
-  // memory: pages lie anywhere, and this is called one block ahead.
-  void locate(int64_t head, int64_t first, int64_t end, int64_t* at) const {
-    int64_t page = first / step.page_size, offset = first % step.page_size;
-    for (int j = 0; j < KEYS; j++) {
-      at[j] = first + j < end ? ((pages[page] * layer.kv_heads + head) * step.page_size + offset) * dim : -1;
-      if (++offset == step.page_size) page++, offset = 0;
-    }
-    for (const T* from : {keys, values})
-      for (int j = 0; j < KEYS && at[j] >= 0; j++)
-        for (int64_t byte = 0; byte < dim * (int64_t)sizeof(T); byte += 64) __builtin_prefetch((const char*)(from + at[j]) + byte);
-  }
-
-  // kt[words][KEYS] and v[KEYS / PW][dim] of one block; keys at -1 read as zeros.
-  void gather(const int64_t* at) {
-    static const T zeros[256] = {};
-    for (int g = 0; g < KEYS; g += 16, at += 16) {
-      for (int64_t w = 0; w < words; w += 16) gather_keys(at, w, g);
-      for (int j = 0; j < 16; j += PW) {
-        const T* a = at[j] < 0 ? zeros : values + at[j];
-        const T* b = PW == 1 || at[j + 1] < 0 ? zeros : values + at[j + 1];
-        gather_values(a, b, &s.v[(g + j) / PW * dim]);
-      }
-    }
-  }
-  void gather_keys(const int64_t* at, int64_t w, int g) {
-    u32x16 block[16];
-    int64_t count = std::min<int64_t>(16, words - w);
-    for (int j = 0; j < 16; j++) {
-      block[j] = u32x16{};
-      if (at[j] < 0) continue;
-      if (count == 16 && PW * sizeof(T) == 4)
-        block[j] = load<u32x16>(keys + at[j] + w * PW);
-      else
-        to_words(keys + at[j] + w * PW, count * PW, (uint32_t*)&block[j]);
-    }
-    transpose16(block);
-    for (int64_t i = 0; i < count; i++) store(&s.kt[(w + i) * KEYS + g], block[i]);
-  }
-  void gather_values(const T* a, const T* b, uint32_t* to) {
-    if (PW == 1) return to_words(a, dim, to);
-    for (int64_t d = 0; d < dim; d += 16) {
-      u32x16 even = __builtin_convertvector(load<u16x16>(a + d), u32x16), odd = __builtin_convertvector(load<u16x16>(b + d), u32x16);
-      store(to + d, even | odd << 16);
-    }
-  }
-
-  // Scores of one row -> unnormalised probabilities in p; updates the row's top, mass and (rescaled) sum.
-  void softmax_row(int64_t r, int64_t first, int64_t position) {
-    float* row = &s.scores[r * KEYS];
-    int64_t oldest = layer.window ? position - layer.window : -1;  // keys (oldest, position] are seen
-    bool whole = first + KEYS - 1 <= position && first > oldest;
-    i32x16 lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    f32x16 x[KEYS / 16], best = splat(s.top[r]);
-#pragma GCC unroll 4
-    for (int c = 0; c < KEYS / 16; c++) {
-      x[c] = load<f32x16>(row + 16 * c) * layer.scale;
-      if (!whole) {
-        i32x16 key = lane + (int32_t)(first + 16 * c);
-        x[c] = (key <= (int32_t)position) & (key > (int32_t)oldest) ? x[c] : splat(-__builtin_inff());
-      }
-      best = max16(best, x[c]);
-    }
-    float top = top16(best), shrink = exp16(splat(s.top[r] - top))[0];
-    f32x16 mass = {};
-#pragma GCC unroll 4
-    for (int c = 0; c < KEYS / 16; c++) {
-      f32x16 p = exp16(x[c] - top);
-      mass += p;
-      if (PW == 1)
-        write16((float*)&s.p[r * KEYS] + 16 * c, p);
-      else
-        write16((bf16*)&s.p[r * KEYS / PW] + 16 * c, p);
-    }
-    s.mass[r] = s.mass[r] * shrink + sum16(mass);
-    if (top == s.top[r]) return;
-    s.top[r] = top;
-    for (int64_t d = 0; d < dim; d += 16) write16(&s.out[r * dim + d], read16(&s.out[r * dim + d]) * shrink);
-  }
-
-  void run(const Task& task, int64_t head, const T* qkv, T* out) {
-    int64_t start = step.query_starts[task.sequence] + task.first, rows = task.queries * group;
-    int64_t queries = step.query_starts[task.sequence + 1] - step.query_starts[task.sequence];
-    int64_t position = step.context_lengths[task.sequence] - queries + task.first;  // of the tile's first query
-    pages = step.page_table + task.sequence * step.page_table_stride;
-    keys = (const T*)layer.keys, values = (const T*)layer.values;
-    s.fit(std::max<int64_t>(rows, TILE_ROWS), dim);
-    for (int64_t q = 0; q < task.queries; q++)
-      to_words(qkv + ((start + q) * (layer.heads + 2 * layer.kv_heads) + head * group) * dim, group * dim, &s.q[q * group * words]);
-    std::fill_n(s.out.begin(), rows * dim, 0.0f);
-    std::fill_n(s.mass.begin(), rows, 0.0f);
-    std::fill_n(s.top.begin(), rows, -1e30f);
-    int64_t oldest = layer.window ? std::max<int64_t>(0, position - layer.window + 1) : 0, end = position + task.queries;
-    int64_t first = oldest / KEYS * KEYS, at[2][KEYS];
-    locate(head, first, end, at[0]);
-    for (int64_t block = 0; first < end; first += KEYS, block++) {
-      if (first + KEYS < end) locate(head, first + KEYS, end, at[~block & 1]);
-      gather(at[block & 1]);
-      rows_times<M, 4>(s.q.data(), words, rows, s.kt.data(), KEYS, words, s.scores.data(), KEYS, false);
-      for (int64_t r = 0; r < rows; r++) softmax_row(r, first, position + r / group);
-      int64_t d = 0;
-      for (; d + 64 <= dim; d += 64)
-        rows_times<M, 4>(s.p.data(), KEYS / PW, rows, &s.v[d], dim, KEYS / PW, &s.out[d], dim, true);
-      for (; d < dim; d += 16) rows_times<M, 1>(s.p.data(), KEYS / PW, rows, &s.v[d], dim, KEYS / PW, &s.out[d], dim, true);
-    }
-    for (int64_t r = 0; r < rows; r++) {
-      T* to = out + ((start + r / group) * layer.heads + head * group + r % group) * dim;
-      float inverse = 1.0f / s.mass[r];
-      for (int64_t d = 0; d < dim; d += 16) write16(to + d, read16(&s.out[r * dim + d]) * inverse);
-    }
-  }
-};
-
-std::vector<Task> cut_into_tasks(const Step& step, int64_t group) {
-  std::vector<Task> tasks;
-  int32_t most = (int32_t)std::max<int64_t>(1, TILE_ROWS / group);
-  for (int32_t b = 0; b < step.sequences; b++) {
-    int32_t queries = step.query_starts[b + 1] - step.query_starts[b];
-    for (int32_t first = (queries - 1) / most * most; first >= 0; first -= most)  // the longest come first
-      tasks.push_back({b, first, std::min(most, queries - first)});
-  }
-  return tasks;
-}
-
-template <class T> void attention(const Step& step, const Layer& layer, T* qkv, T* out) {
-  std::vector<Task> tasks = cut_into_tasks(step, layer.heads / layer.kv_heads);
-  int64_t count = (int64_t)tasks.size() * layer.kv_heads;
-#pragma omp parallel
-  {
-    static thread_local Scratch scratch;
-#pragma omp for schedule(static)
-    for (int64_t t = 0; t < step.tokens; t++) place_token(step, layer, t, qkv);
-    TileAttention<T> tile(step, layer, scratch);
-#pragma omp for schedule(dynamic, 1)
-    for (int64_t i = 0; i < count; i++) tile.run(tasks[i / layer.kv_heads], i % layer.kv_heads, qkv, out);
-  }
-}
-
-template <class T> void rms_norm(const T* x, const T* weight, float eps, int64_t rows, int64_t n, T* out) {
-#pragma omp parallel for if (rows * n > SMALL)
-  for (int64_t r = 0; r < rows; r++) normalize(x + r * n, weight, eps, n, out + r * n);
-}
-
-// [rows, 2 n] -> [rows, n]: silu(first half) * second half.
-template <class T> void silu_mul(const T* x, int64_t rows, int64_t n, T* out) {
-#pragma omp parallel for if (rows * n > SMALL)
-  for (int64_t r = 0; r < rows; r++) {
-    const T *gate = x + 2 * r * n, *up = gate + n;
-    int64_t i = 0;
-    for (; i + 16 <= n; i += 16) {
-      f32x16 g = read16(gate + i);
-      write16(out + r * n + i, g / (1.0f + exp16(-g)) * read16(up + i));
-    }
-    for (; i < n; i++) {
-      float g = read1(gate + i);
-      write1(out + r * n + i, g / (1.0f + exp16(splat(-g))[0]) * read1(up + i));
-    }
-  }
-}
-
-// out[rows][n] = x[rows][words] * packed + bias + residual, the latter two where not null. packed[n / 64][words][64], zeros past n.
-// Each sum runs over the words in order.
+// hidden[tokens][width] through one layer, in place. Called by every thread of a parallel region.
 template <class T>
-void linear(const T* x, const uint32_t* packed, const T* bias, const T* residual, int64_t rows, int64_t words, int64_t n, T* out) {
-  typedef typename MathOf<T>::type M;
-  int64_t panels = (n + 63) / 64, chunks = (rows + LINEAR_ROWS - 1) / LINEAR_ROWS;
-#pragma omp parallel for schedule(dynamic, 1)
-  for (int64_t i = 0; i < panels * chunks; i++) {
-    int64_t first = i % chunks * LINEAR_ROWS, count = std::min(LINEAR_ROWS, rows - first), column = i / chunks * 64;
-    float sums[LINEAR_ROWS * 64];
-    rows_times<M, 4, 24>((const uint32_t*)x + first * words, words, count, packed + column * words, 64, words, sums, 64, false);
-    for (int64_t r = 0; r < count; r++)
-      for (int64_t c = column, end = std::min(n, column + 64); c < end; c += 16) {
-        f32x16 sum = load<f32x16>(sums + r * 64 + c - column);
-        int64_t at = (first + r) * n + c;
-        if (c + 16 <= end) {
-          if (bias) sum += read16(bias + c);
-          if (residual) sum += read16(residual + at);
-          write16(out + at, sum);
-          continue;
-        }
-        for (int64_t j = 0; c + j < end; j++)
-          write1(out + at + j, sum[j] + (bias ? read1(bias + c + j) : 0) + (residual ? read1(residual + at + j) : 0));
-      }
-  }
+void run_layer(const Step& step, const std::vector<Task>& tasks, const DecoderLayer& l, float eps, int64_t width, T* hidden, const Buffers& b) {
+  T *qkv = (T*)b.qkv, *attended = (T*)b.attended, *normed = (T*)b.normed, *gate_up = (T*)b.gate_up, *inner = (T*)b.inner;
+  int64_t attended_width = l.attention->heads * l.attention->head_dim;
+  by_blocks(step.tokens, [&](int64_t first, int64_t rows) {
+    rms_norm(hidden + first * width, (const T*)l.input_norm, eps, rows, width, normed);
+    apply<T>(l.qkv, normed, nullptr, rows, qkv + first * l.qkv.outputs);
+  });
+  attention(step, *l.attention, tasks, qkv, attended);
+  by_blocks(step.tokens, [&](int64_t first, int64_t rows) {
+    T* x = hidden + first * width;
+    apply<T>(l.o, attended + first * attended_width, x, rows, x);
+    rms_norm(x, (const T*)l.post_norm, eps, rows, width, normed);
+    apply<T>(l.gate_up, normed, nullptr, rows, gate_up);
+    silu_mul(gate_up, rows, l.gate_up.outputs / 2, inner);
+    apply<T>(l.down, inner, x, rows, x);
+  });
 }
 
 }  // namespace
+
+extern "C" int64_t block_rows() { return BLOCK_ROWS; }
 
 // Whether `linear` beats a general library for the type: it is written for registers of sixteen words.
 #ifdef __AVX512F__
@@ -328,18 +70,28 @@ extern "C" int linear_is_fast_bf16() { return 1; }
 extern "C" int linear_is_fast_bf16() { return 0; }
 #endif
 
-#define KERNELS(T, name)                                                                                                   \
-  extern "C" void attention_##name(const Step* step, const Layer* layer, void* qkv, void* out) {                           \
-    attention(*step, *layer, (T*)qkv, (T*)out);                                                                            \
-  }                                                                                                                        \
-  extern "C" void linear_##name(const void* x, const void* packed, const void* bias, const void* residual, int64_t rows,    \
-                                int64_t words, int64_t n, void* out) {                                                     \
-    linear((const T*)x, (const uint32_t*)packed, (const T*)bias, (const T*)residual, rows, words, n, (T*)out);             \
-  }                                                                                                                        \
-  extern "C" void rms_norm_##name(const void* x, const void* weight, float eps, int64_t rows, int64_t n, void* out) {      \
-    rms_norm((const T*)x, (const T*)weight, eps, rows, n, (T*)out);                                                        \
-  }                                                                                                                        \
-  extern "C" void silu_mul_##name(const void* x, int64_t rows, int64_t n, void* out) { silu_mul((const T*)x, rows, n, (T*)out); }
+#define KERNELS(T, name)                                                                                                        \
+  extern "C" void attention_##name(const Step* step, const Layer* layer, void* qkv, void* out) {                                \
+    std::vector<Task> tasks = cut_into_tasks(*step, layer->heads / layer->kv_heads);                                            \
+    _Pragma("omp parallel") attention(*step, *layer, tasks, (T*)qkv, (T*)out);                                                  \
+  }                                                                                                                             \
+  extern "C" void linear_##name(const void* x, const void* packed, const void* bias, const void* residual, int64_t rows,        \
+                                int64_t words, int64_t n, void* out) {                                                          \
+    _Pragma("omp parallel")                                                                                                     \
+        linear((const T*)x, (const uint32_t*)packed, (const T*)bias, (const T*)residual, rows, words, n, (T*)out);              \
+  }                                                                                                                             \
+  extern "C" void rms_norm_##name(const void* x, const void* weight, float eps, int64_t rows, int64_t n, void* out) {           \
+    _Pragma("omp parallel if (rows * n > SMALL)") rms_norm((const T*)x, (const T*)weight, eps, rows, n, (T*)out);               \
+  }                                                                                                                             \
+  extern "C" void silu_mul_##name(const void* x, int64_t rows, int64_t n, void* out) {                                          \
+    _Pragma("omp parallel if (rows * n > SMALL)") silu_mul((const T*)x, rows, n, (T*)out);                                      \
+  }                                                                                                                             \
+  extern "C" void run_layers_##name(const Step* step, const DecoderLayer* layers, int64_t count, float eps, int64_t width,      \
+                                    void* hidden, const Buffers* buffers) {                                                     \
+    std::vector<Task> tasks = cut_into_tasks(*step, layers->attention->heads / layers->attention->kv_heads);                    \
+    _Pragma("omp parallel") for (int64_t i = 0; i < count; i++)                                                                 \
+        run_layer(*step, tasks, layers[i], eps, width, (T*)hidden, *buffers);                                                   \
+  }
 
 KERNELS(float, f32)
 KERNELS(bf16, bf16)

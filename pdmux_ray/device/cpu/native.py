@@ -12,6 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from pdmux_ray.errors import ConfigError
 from pdmux_ray.model.ops import AttentionBatch, AttentionSpec
 
 _HERE = Path(__file__).parent
-_SOURCES = ("kernels.cpp", "vec.h")
+_SOURCES = ("kernels.cpp", "attention.h", "rows.h", "vec.h")
 _FLAGS = ("-O3", "-march=native", "-std=c++17", "-fopenmp", "-fPIC", "-shared", "-Wl,--as-needed")
 _SUFFIX = {torch.float32: "f32", torch.bfloat16: "bf16"}
 _PANEL = 64  # columns of a packed weight that lie together
@@ -36,7 +37,7 @@ class NativeUnavailableError(ConfigError):
 
 
 class _Step(ctypes.Structure):
-    """`Step` of kernels.cpp."""
+    """`Step` of attention.h."""
 
     _fields_ = [
         *((name, _INT) for name in ("tokens", "sequences", "page_size", "page_table_stride")),
@@ -45,7 +46,7 @@ class _Step(ctypes.Structure):
 
 
 class _Layer(ctypes.Structure):
-    """`Layer` of kernels.cpp."""
+    """`Layer` of attention.h."""
 
     _fields_ = [
         *((name, _INT) for name in ("heads", "kv_heads", "head_dim", "window")),
@@ -54,8 +55,41 @@ class _Layer(ctypes.Structure):
     ]
 
 
+class Linear(ctypes.Structure):
+    """`Linear` of kernels.cpp."""
+
+    _fields_ = [("weight", _POINTER), ("bias", _POINTER), ("words", _INT), ("outputs", _INT)]
+
+
+class DecoderLayer(ctypes.Structure):
+    """`DecoderLayer` of kernels.cpp."""
+
+    _fields_ = [
+        *((name, _POINTER) for name in ("attention", "input_norm", "post_norm")),
+        *((name, Linear) for name in ("qkv", "o", "gate_up", "down")),
+    ]
+
+
+class Buffers(ctypes.Structure):
+    """`Buffers` of kernels.cpp."""
+
+    _fields_ = [(name, _POINTER) for name in ("qkv", "attended", "normed", "gate_up", "inner")]
+
+
+@dataclass(frozen=True, slots=True)
+class PanelLinear:
+    """A weight in the layout of kernels.cpp."""
+
+    weight: Tensor
+    bias: Tensor | None
+    outputs: int
+
+
 class Kernels:
-    """The kernels for one KV pool of `KVLayout.shape`. Tensors are contiguous, of the pool's dtype; no call checks it."""
+    """The kernels for one KV pool of `KVLayout.shape`. Tensors are contiguous, of the pool's dtype; no call checks it.
+
+    One thread at a time; two threads that compute at once have one each.
+    """
 
     def __init__(self, library: ctypes.CDLL, pool: Tensor) -> None:
         suffix = _SUFFIX[pool.dtype]
@@ -68,16 +102,35 @@ class Kernels:
         self._silu_mul.argtypes = [_POINTER, _INT, _INT, _POINTER]
         self._linear = library[f"linear_{suffix}"]
         self._linear.argtypes = [_POINTER] * 4 + [_INT] * 3 + [_POINTER]
-        for function in (self._attention, self._rms_norm, self._silu_mul, self._linear):
+        self._run_layers = library[f"run_layers_{suffix}"]
+        self._run_layers.argtypes = [_POINTER, _POINTER, _INT, ctypes.c_float, _INT, _POINTER, _POINTER]
+        for function in (self._attention, self._rms_norm, self._silu_mul, self._linear, self._run_layers):
             function.restype = None
         self.linear_is_fast = bool(library[f"linear_is_fast_{suffix}"]())
+        self.block_rows = int(library.block_rows())
         self._per_word = 4 // pool.itemsize
         self._layers: dict[int, tuple[AttentionSpec, int, _Layer]] = {}
         self._step: tuple[AttentionBatch, object, int, tuple[object, ...]] | None = None
 
     def attention(self, layer: int, qkv: Tensor, batch: AttentionBatch, spec: AttentionSpec, out: Tensor) -> None:
         """q/k norm, RoPE, KV write and attention. `out` [T, NH D]. The queries in `qkv` are overwritten."""
-        self._attention(self._step_address(batch, spec), self._layer_address(layer, spec), qkv.data_ptr(), out.data_ptr())
+        self._attention(self._step_address(batch, spec), self.layer_address(layer, spec), qkv.data_ptr(), out.data_ptr())
+
+    def run_layers(
+        self,
+        layers: ctypes.Array[DecoderLayer],
+        start: int,
+        end: int,
+        eps: float,
+        hidden: Tensor,
+        batch: AttentionBatch,
+        spec: AttentionSpec,
+        buffers: Buffers,
+    ) -> None:
+        """Layers [start, end) on `hidden` [T, H], in place. `spec` is any of them: its RoPE is that of all."""
+        first = ctypes.addressof(layers) + start * ctypes.sizeof(DecoderLayer)
+        step, width = self._step_address(batch, spec), hidden.shape[1]
+        self._run_layers(step, first, end - start, eps, width, hidden.data_ptr(), ctypes.addressof(buffers))
 
     def pack(self, weight: Tensor) -> Tensor:
         """[out, in] -> [out / 64, words, 64] for `linear`; a word is a float or two neighbouring bfloat16, `in` fills words."""
@@ -108,7 +161,7 @@ class Kernels:
         rows, width = out.shape
         self._silu_mul(gate_up.data_ptr(), rows, width, out.data_ptr())
 
-    def _layer_address(self, layer: int, spec: AttentionSpec) -> int:
+    def layer_address(self, layer: int, spec: AttentionSpec) -> int:
         known = self._layers.get(layer)
         if known is None or known[0] is not spec:
             struct = _Layer(

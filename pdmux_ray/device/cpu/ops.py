@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pdmux_ray.device.cpu.native import Kernels, NativeUnavailableError, load_library
-from pdmux_ray.model.ops import AttentionBatch, AttentionSpec, Ops
+from pdmux_ray.device.cpu.native import Kernels, NativeUnavailableError, PanelLinear, load_library
+from pdmux_ray.device.cpu.whole_layers import WholeLayers, all_packed
+from pdmux_ray.model.ops import AttentionBatch, AttentionSpec, LayerWeights, Ops, RunLayers
 from pdmux_ray.model.reference_ops import ReferenceOps
 
 _MAX_HEAD_DIM = 256
@@ -23,15 +25,6 @@ class OneDnnLinear:
 
     weight: Tensor
     bias: Tensor | None
-
-
-@dataclass(frozen=True, slots=True)
-class PanelLinear:
-    """A weight in the layout of kernels.cpp."""
-
-    weight: Tensor
-    bias: Tensor | None
-    outputs: int
 
 
 class TorchOps(ReferenceOps):
@@ -95,6 +88,12 @@ class CpuOps(TorchOps):
         out = qkv.new_empty(len(qkv), spec.heads * spec.head_dim)
         self._kernels.attention(layer, qkv, batch, spec, out)
         return out
+
+    def whole_layers(
+        self, weights: Sequence[LayerWeights], specs: Sequence[AttentionSpec], norm_eps: float
+    ) -> RunLayers | None:
+        """None where `pack_linear` left a weight to torch: on processors without the instructions, or with an odd width."""
+        return WholeLayers(self._kernels, weights, specs, norm_eps) if all_packed(weights) else None
 
 
 def make_ops(kv_pool: Tensor) -> Ops:
