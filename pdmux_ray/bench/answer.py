@@ -16,6 +16,7 @@ from typing import Any
 
 from pdmux_ray.metrics.lifeline import Ending, Lifeline
 
+MAX_TOKENS = 10_000_000  # of one request, that are believed
 QUOTE = 300  # characters of what a server said
 
 
@@ -57,9 +58,10 @@ class Answer:
                 self._lifeline.finish_reason = choice.get("finish_reason") or self._lifeline.finish_reason
             if usage:
                 self._usage = usage
+                _check_counts(usage)
             if choices:
                 self._arrived(now_s, len(text), usage["completion_tokens"] if usage else None)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise BrokenAnswerError(f"an event that is no part of an answer ({error!r}): {quoted(event)}") from None
 
     def _arrived(self, now_s: float, length: int, counted: int | None) -> None:
@@ -84,13 +86,13 @@ class Answer:
         self._check(stated)
         if reason is None:
             what = "[DONE] without a finish reason" if self.done else "the stream was cut off: no finish reason, no [DONE]"
-            return lifeline.fail(now_s, what)
+            lifeline.fail(now_s, what)
+            return
         lifeline.complete(now_s, reason)
         if lifeline.ending is Ending.TRUNCATED and reason == "stop" and lifeline.token_s and not self._strict_length:
             lifeline.ending = Ending.COMPLETE
         if not self.done:
             self._note("the stream ended without [DONE]")
-        return None
 
     def _spread(self, stated: int | None) -> None:
         counts = spread(len(self._lengths) if stated is None else stated, self._lengths)
@@ -126,6 +128,13 @@ def spread(tokens: int, lengths: Sequence[int]) -> list[int]:
     more, total = tokens - arrivals, sum(weights)
     upto = [round(more * reached / total) for reached in accumulate(weights)]
     return [1 + after - before for before, after in zip([0, *upto], upto, strict=False)]
+
+
+def _check_counts(usage: Mapping[str, Any]) -> None:
+    """Raises ValueError when they can be no counts of tokens."""
+    for count in (usage["completion_tokens"], usage.get("prompt_tokens", 0)):
+        if not isinstance(count, int) or not 0 <= count <= MAX_TOKENS:
+            raise ValueError(f"{count!r} tokens")
 
 
 def _text(choice: Mapping[str, Any]) -> str:

@@ -130,6 +130,7 @@ class _Run:
         self._lifelines: list[tuple[int, Lifeline]] = []  # index in the plan
         self._inexact = 0
         self._done = 0
+        self._failure: BaseException | None = None
         self._session: aiohttp.ClientSession  # from `load` on
         self.target: Target
         self.start_s = 0.0
@@ -149,6 +150,8 @@ class _Run:
                     interrupted = True
                     _forget_cancellation()
                 await self._give_up()
+        if self._failure:
+            raise self._failure  # a defect of the client: servers' and connections' failures are in the lifelines
         self._on_progress(len(self._lifelines), self._done, self._planned)
         lifelines = [lifeline for _, lifeline in sorted(self._lifelines, key=lambda entry: entry[0])]
         late_s = watch.lateness_p99_s(lifelines)
@@ -170,8 +173,13 @@ class _Run:
         self._lifelines.append((planned.index, lifeline))
         task = asyncio.create_task(self._send(lifeline, data))
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._ended)
         return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()):
+            self._failure = error
 
     async def _send(self, lifeline: Lifeline, data: bytes) -> None:
         strict_length = self._dialect.ignore_eos
