@@ -57,8 +57,8 @@ class Load:
 
 
 def run(coroutine: Coroutine[Any, Any, Result]) -> Result:
-    """`asyncio.run`, on the best loop there is. Ctrl-C cancels the coroutine."""
-    with asyncio.Runner(loop_factory=_new_loop) as runner:
+    """`asyncio.run`, on the best loop there is and ahead of other processes. Ctrl-C cancels the coroutine."""
+    with watch.first_in_line(), asyncio.Runner(loop_factory=_new_loop) as runner:
         return runner.run(coroutine)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -47,6 +48,25 @@ class LoopWatch:
     def stalled_share(self) -> float:
         """Of the run."""
         return self.stalled_s / self.watched_s if self.watched_s else 0.0
+
+
+@contextlib.contextmanager
+def first_in_line() -> Iterator[None]:
+    """This thread runs as soon as it has something to do, where the system permits that (a superuser on Linux).
+
+    A client has a machine of its own as a rule; one that shares its cores with the server must not wait for them, or it would
+    time the scheduler. It takes a few percent of a core. Processes that it starts do not inherit it.
+    """
+    before = os.sched_getscheduler(0) if hasattr(os, "sched_getscheduler") else None
+    try:
+        if before is not None:
+            with contextlib.suppress(PermissionError):
+                os.sched_setscheduler(0, os.SCHED_RR | os.SCHED_RESET_ON_FORK, os.sched_param(1))
+        yield
+    finally:
+        if before is not None:
+            with contextlib.suppress(PermissionError):
+                os.sched_setscheduler(0, before, os.sched_param(0))
 
 
 def lateness_tolerance_s(due_s: Sequence[float]) -> float:

@@ -32,7 +32,9 @@ def test_an_address_may_end_in_v1() -> None:
     assert {base_url(f"http://host:80{end}") for end in ("", "/", "/v1", "/v1/")} == {"http://host:80"}
 
 
-@pytest.mark.parametrize("text", ["host:80", "ftp://host", "http://", "http://host:0", "http://host:99999", "http://h?q=1", "http://me:secret@host"])
+@pytest.mark.parametrize(
+    "text", ["host:80", "ftp://host", "http://", "http://host:0", "http://host:99999", "http://h?q=1", "http://me:secret@host"]
+)
 def test_what_is_no_address_is_refused(text: str) -> None:
     with pytest.raises(ConfigError):
         base_url(text)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import gc
+import os
+import subprocess
+import sys
 
 import pytest
 
@@ -49,3 +52,12 @@ def test_the_garbage_collector_rests_during_a_run_and_only_then() -> None:
     with watch.no_collections():
         assert not gc.isenabled()
     assert gc.isenabled()
+
+
+def test_the_client_gives_its_place_in_line_back() -> None:
+    before = os.sched_getscheduler(0)
+    with watch.first_in_line():
+        children = subprocess.run(
+            [sys.executable, "-c", "import os; print(os.sched_getscheduler(0))"], capture_output=True, text=True, check=True
+        )
+    assert (os.sched_getscheduler(0), int(children.stdout)) == (before, before)
