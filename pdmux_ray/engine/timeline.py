@@ -12,16 +12,19 @@ one append, and keeps nothing of the engine's alive. Times are seconds on the en
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left
 from collections import deque
 from itertools import count
+from math import inf
 from typing import Any, NamedTuple, TypeAlias
 
 from pdmux_ray.policy.decisions import LaneUse, StepPlan
-from pdmux_ray.types import ONE_PASS_MODES, FinishReason, Mode
+from pdmux_ray.types import ONE_PASS_MODES, Mode
 
 KEPT = 32_768  # records: minutes of steps of 20 ms, about 10 MB
-PAGE = 1_024  # records that `since` answers at most: to write them as JSON takes about 3 ms, for which the instance's rest waits
+PAGE = (
+    1_024  # records that `since` answers at most: to write them as JSON takes about 3 ms, for which the instance's rest waits
+)
 
 
 class Arrival(NamedTuple):
@@ -151,11 +154,12 @@ class Timeline:
             )
         )
 
-    def ended(self, at_s: float, request_id: str, how: FinishReason, generated_tokens: int) -> None:
-        self._records.append(Ended("ended", next(self._numbers), at_s, request_id, how.value, generated_tokens))
+    def ended(self, at_s: float, request_id: str, how: str, generated_tokens: int) -> None:
+        self._records.append(Ended("ended", next(self._numbers), at_s, request_id, how, generated_tokens))
 
-    def since(self, number: int, most: int = PAGE) -> list[Record]:
-        """The oldest records from `number` on that are still there, at most so many. From any thread."""
+    def since(self, number: int, begin_s: float = -inf, most: int = PAGE) -> list[Record]:
+        """The oldest records that are still there, from `number` and about `begin_s` on, at most so many. From any thread."""
         records = tuple(self._records)  # at once: the step loop may append
-        first = bisect_right(records, number - 1, key=lambda record: record.number)
+        first = bisect_left(records, number, key=lambda record: record.number)
+        first = bisect_left(records, begin_s, first, key=lambda record: record[2])  # a block began before what is around it
         return list(records[first : first + most])

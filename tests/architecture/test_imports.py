@@ -39,7 +39,7 @@ LAW: dict[str, tuple[str, ...]] = {
         "transformers",
         "jinja2",
     ),
-    "pdmux_ray.metrics": (*BASE, "pdmux_ray.policy", "prometheus_client"),
+    "pdmux_ray.metrics": (*BASE, "pdmux_ray.policy", "pdmux_ray.engine.timeline", "prometheus_client"),
     "pdmux_ray.workload": ("pdmux_ray.errors", "numpy"),  # the simulator replays it: no server, no clock
     "pdmux_ray.report": ("pdmux_ray.errors", "pdmux_ray.metrics", "numpy", "rich", "vl_convert", "jinja2", "markupsafe"),
     "pdmux_ray.serve": (

@@ -47,7 +47,7 @@ def test_a_step_without_lanes_has_all_units_and_the_configured_mode(configured: 
 def test_arrivals_and_ends_are_marks_among_the_steps() -> None:
     ring = timeline()
     ring.arrived(1.0, "a", 12)
-    ring.ended(2.0, "a", FinishReason.LENGTH, 5)
+    ring.ended(2.0, "a", FinishReason.LENGTH.value, 5)
     assert ring.since(0) == [Arrival("arrival", 0, 1.0, "a", 12), Ended("ended", 1, 2.0, "a", "length", 5)]
 
 
@@ -59,6 +59,8 @@ def test_only_the_newest_records_are_kept_and_they_keep_their_numbers() -> None:
     assert [record.number for record in ring.since(8)] == [8, 9]
     assert [record.number for record in ring.since(0, most=2)] == [7, 8]
     assert ring.since(10) == []
+    assert [record.number for record in ring.since(0, begin_s=8.5)] == [9]
+    assert [record.number for record in ring.since(9, begin_s=1.0)] == [9]
 
 
 def test_a_record_survives_json() -> None:
@@ -66,7 +68,7 @@ def test_a_record_survives_json() -> None:
     ring.arrived(1.0, "a", 12)
     ring.step(StepPlan(StepReason.LANES_BOTH, ("a",), lanes=SHARED), 1.0, 1.5, waiting=0)
     ring.block(SHARED, 3, 5, 700, 2.0, 0.25)
-    ring.ended(2.0, "a", FinishReason.STOP, 5)
+    ring.ended(2.0, "a", FinishReason.STOP.value, 5)
     records = ring.since(0)
     assert [unpack(packed) for packed in json.loads(json.dumps(records))] == records
 

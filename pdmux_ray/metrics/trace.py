@@ -1,0 +1,251 @@
+"""Timelines of engines as one trace in Chrome's format, which https://ui.perfetto.dev opens; and what pictures need, read back.
+
+A process for each instance, with three tracks: its prefill lane, its decode lane (slices named by mode, split and layers) and
+its requests (arrivals and ends). Counters: units a lane, the decode batch, those who wait, predicted and measured times.
+
+Pure. Times within a trace are microseconds, as the format has it; every other time here is in seconds. All are on one monotonic
+clock, which `otherData` names together with its reading when the trace was made (`now_s`): that aligns any other clock with it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
+
+from pdmux_ray.engine.timeline import Arrival, Ended, PrefillBlock, Record, Step
+
+CLOCK = "CLOCK_MONOTONIC"
+BRIDGE_S = 0.002  # a lane that waits no longer for the host keeps its units in the picture
+
+PREFILL, DECODE, REQUESTS = 1, 2, 3  # the tracks
+_TRACKS = {PREFILL: "prefill lane", DECODE: "decode lane", REQUESTS: "requests"}
+
+Trace: TypeAlias = dict[str, Any]
+Event: TypeAlias = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One instance's timeline. `offset_s` is added to its times to have the trace's clock."""
+
+    instance: str
+    units: int
+    records: Sequence[Record]
+    offset_s: float = 0.0
+
+
+class Use(NamedTuple):
+    """A lane at work."""
+
+    begin_s: float
+    end_s: float
+    units: float
+
+
+class UnitsChange(NamedTuple):
+    """From `at_s` on the lanes work on so many units; 0 is a lane that rests."""
+
+    at_s: float
+    prefill_units: float
+    decode_units: float
+
+
+def clock_offset_s(before_s: float, theirs_s: float, after_s: float) -> float:
+    """What to add to another clock, which was read between two readings of ours. 0 when it can be the same clock."""
+    return 0.0 if before_s <= theirs_s <= after_s else (before_s + after_s) / 2 - theirs_s
+
+
+def chrome_trace(sources: Sequence[Source], now_s: float, missing: Mapping[str, str] | None = None) -> Trace:
+    """`now_s`: the trace's clock now. `missing`: instance -> why it has nothing in the trace."""
+    events = [event for pid, source in enumerate(sources, 1) for event in _events(pid, source)]
+    return {
+        "traceEvents": events,
+        "displayTimeUnit": "ms",
+        "otherData": {
+            "clock": CLOCK,
+            "now_s": now_s,
+            "instances": {source.instance: {"pid": pid, "units": source.units} for pid, source in enumerate(sources, 1)},
+            "missing": dict(missing or {}),
+        },
+    }
+
+
+def _events(pid: int, source: Source) -> Iterable[Event]:
+    yield {"ph": "M", "pid": pid, "name": "process_name", "args": {"name": f"instance {source.instance}"}}
+    for tid, name in _TRACKS.items():
+        yield {"ph": "M", "pid": pid, "tid": tid, "name": "thread_name", "args": {"name": name}}
+        yield {"ph": "M", "pid": pid, "tid": tid, "name": "thread_sort_index", "args": {"sort_index": tid}}
+    shown: dict[str, Mapping[str, float]] = {}
+    for record in source.records:
+        for event in _of_record(record):
+            if event["ph"] == "C" and shown.get(event["name"]) == event["args"]:
+                continue  # a counter holds until it changes
+            if event["ph"] == "C":
+                shown[event["name"]] = event["args"]
+            yield {"pid": pid, **event, "ts": _us(event["ts"] + source.offset_s)}
+    for change in units_changes(source.records, source.units):
+        args = {"prefill": change.prefill_units, "decode": change.decode_units}
+        yield {"pid": pid, "ph": "C", "name": "units", "ts": _us(change.at_s + source.offset_s), "args": args}
+
+
+def _of_record(record: Record) -> list[Event]:
+    """With `ts` in seconds on the instance's clock."""
+    match record:
+        case Arrival():
+            args = {"request": record.request_id, "prompt tokens": record.prompt_tokens}
+            return [_instant(record.at_s, "arrival", args)]
+        case Ended():
+            args = {"request": record.request_id, "reason": record.how, "generated tokens": record.generated_tokens}
+            return [_instant(record.at_s, "end", args)]
+        case PrefillBlock():
+            return _of_block(record)
+    return _of_step(record)
+
+
+def _of_step(step: Step) -> list[Event]:
+    split = "" if step.why is None else f" {step.prefill_units}/{step.decode_units}"
+    args = {
+        "reason": step.reason,
+        **({"why": step.why} if step.why else {}),
+        "decodes": step.decodes,
+        "waiting": step.waiting,
+        **({"prefill tokens": step.prefill_tokens} if step.prefill_tokens else {}),
+        **_predicted(step),
+    }
+    found = []
+    if step.prefill_tokens:
+        found.append(_slice(PREFILL, step, f"{step.mode} {step.prefill_tokens} tokens", args))
+    if step.decodes:
+        found.append(_slice(DECODE, step, f"{step.mode}{split} decode {step.decodes}", args))
+    found.append(_counter(step.begin_s, "decode batch", {"requests": step.decodes}))
+    found.append(_counter(step.begin_s, "waiting", {"requests": step.waiting}))
+    return [*found, *_times("decode ms", step)]
+
+
+def _of_block(block: PrefillBlock) -> list[Event]:
+    layers = f"layers {block.first_layer}-{block.end_layer}"
+    args = {"why": block.why, "job": block.job_id, "tokens": block.tokens, **_predicted(block)}
+    name = f"{block.mode} {block.prefill_units}/{block.decode_units} {layers}"
+    return [_slice(PREFILL, block, name, args), *_times("block ms", block)]
+
+
+def _predicted(record: Step | PrefillBlock) -> dict[str, float]:
+    """Beside the slice's own length, which is what was measured."""
+    if record.predicted_s is None or record.bound_s is None:
+        return {}
+    return {"predicted ms": _ms(record.predicted_s), "99 % bound ms": _ms(record.bound_s)}
+
+
+def _times(name: str, record: Step | PrefillBlock) -> list[Event]:
+    if record.predicted_s is None:
+        return []
+    values = {"predicted": _ms(record.predicted_s), "measured": _ms(record.end_s - record.begin_s)}
+    return [_counter(record.begin_s, name, values)]
+
+
+def _slice(tid: int, record: Step | PrefillBlock, name: str, args: Mapping[str, Any]) -> Event:
+    length_us = _us(record.end_s) - _us(record.begin_s)
+    return {"ph": "X", "tid": tid, "ts": record.begin_s, "dur": round(length_us, 1), "name": name, "args": args}
+
+
+def _counter(at_s: float, name: str, values: Mapping[str, float]) -> Event:
+    return {"ph": "C", "ts": at_s, "name": name, "args": values}
+
+
+def _instant(at_s: float, name: str, args: Mapping[str, Any]) -> Event:
+    return {"ph": "i", "tid": REQUESTS, "s": "t", "ts": at_s, "name": name, "args": args}
+
+
+def _us(seconds: float) -> float:
+    return round(seconds * 1e6, 1)
+
+
+def _ms(seconds: float) -> float:
+    return round(seconds * 1e3, 3)
+
+
+def units_changes(records: Iterable[Record], units: int) -> list[UnitsChange]:
+    """The units of both lanes from change to change. A pass that prefills and decodes at once shares the device's `units`
+    by tokens."""
+    lanes: tuple[list[Use], list[Use]] = ([], [])
+    for record in records:
+        for lane, use in zip(lanes, _uses(record, units), strict=True):
+            if use is not None and use.units:
+                lane.append(use)
+    held, by_time = [0.0, 0.0], dict[float, UnitsChange]()
+    for at_s, lane_index, value in sorted((at_s, i, value) for i, lane in enumerate(lanes) for at_s, value in _changes(lane)):
+        held[lane_index] = value
+        by_time[at_s] = UnitsChange(at_s, *held)
+    found: list[UnitsChange] = []
+    for change in by_time.values():
+        if not found or found[-1][1:] != change[1:]:
+            found.append(change)
+    return found
+
+
+def _uses(record: Record, units: int) -> tuple[Use | None, Use | None]:
+    """Of the prefill lane, of the decode lane."""
+    match record:
+        case PrefillBlock():
+            return Use(record.begin_s, record.end_s, record.prefill_units), None
+        case Step(why=None):
+            tokens = record.prefill_tokens + record.decodes
+            prefill = round(units * record.prefill_tokens / tokens, 2) if tokens else 0.0
+            decode = units - prefill if tokens else 0.0
+            return Use(record.begin_s, record.end_s, prefill), Use(record.begin_s, record.end_s, decode)
+        case Step():
+            return None, Use(record.begin_s, record.end_s, record.decode_units if record.decodes else 0)
+    return None, None
+
+
+def _changes(uses: Sequence[Use]) -> Iterable[tuple[float, float]]:
+    """(from when on, units) of one lane."""
+    end_s: float | None = None
+    for use in sorted(uses):
+        if end_s is not None and use.begin_s - end_s > BRIDGE_S:
+            yield end_s, 0.0
+        yield use.begin_s, use.units
+        end_s = use.end_s
+    if end_s is not None:
+        yield end_s, 0.0
+
+
+def units_of(trace: Trace, instance: str) -> list[UnitsChange]:
+    """Read back, on the trace's clock."""
+    pid = trace["otherData"]["instances"][instance]["pid"]
+    return [
+        UnitsChange(event["ts"] / 1e6, event["args"]["prefill"], event["args"]["decode"])
+        for event in trace["traceEvents"]
+        if event["pid"] == pid and event["ph"] == "C" and event["name"] == "units"
+    ]
+
+
+def arrivals_of(trace: Trace, instance: str) -> list[tuple[float, int]]:
+    """(when, prompt tokens), read back."""
+    pid = trace["otherData"]["instances"][instance]["pid"]
+    return [
+        (event["ts"] / 1e6, event["args"]["prompt tokens"])
+        for event in trace["traceEvents"]
+        if event["pid"] == pid and event["ph"] == "i" and event["name"] == "arrival"
+    ]
+
+
+def means(changes: Sequence[UnitsChange], begin_s: float, end_s: float, stretches: int) -> list[UnitsChange]:
+    """Over time, of so many equal stretches. Both lanes rest before the first change."""
+    width_s = (end_s - begin_s) / stretches
+    found, held, coming = [], UnitsChange(begin_s, 0.0, 0.0), iter([*changes, UnitsChange(math.inf, 0.0, 0.0)])
+    following = next(coming)
+    for index in range(stretches):
+        low_s = begin_s + index * width_s
+        at_s, high_s, prefill, decode = low_s, low_s + width_s, 0.0, 0.0
+        while at_s < high_s:
+            until_s = min(max(following.at_s, at_s), high_s)
+            prefill += (until_s - at_s) * held.prefill_units
+            decode += (until_s - at_s) * held.decode_units
+            at_s = until_s
+            if following.at_s <= at_s < high_s:
+                held, following = following, next(coming)
+        found.append(UnitsChange(low_s, prefill / width_s, decode / width_s))
+    return found
