@@ -6,9 +6,10 @@ replica it wants. Here a message is one write, frames keep their order (an abort
 dies closes the line. Serve still starts, lists, checks and replaces the instances; `describe` hands out address and password.
 
 frame       4 bytes of length, big-endian, then JSON
-to the instance     ["hello", version, token, gateway_id]; then ["submit", number, submission], ["abort", request ids], ["ping"]
+to the instance     ["hello", version, token, gateway_id]; then ["submit", number, submission], ["abort", request ids],
+                    ["timeline", number, first record, seconds back], ["ping"]
 to the gateway      ["step", load, events], ["reply", number, refusal or null, load], ["leaving"], ["refused", why],
-                    ["figures", counters] once a second
+                    ["timeline", number, page], ["figures", counters] once a second
 """
 
 from __future__ import annotations
@@ -73,6 +74,8 @@ class Engine(Protocol):
     def load(self) -> wire.PackedLoad: ...
 
     def figures(self) -> wire.Figures: ...
+
+    def timeline(self, first: int, seconds: float) -> wire.TimelinePage: ...
 
 
 class _Caller:
@@ -180,6 +183,9 @@ class Switchboard:
             caller.send(["reply", number, refusal, self._engine.load()])
         elif frame[0] == "abort":
             self._engine.abort(frame[1])
+        elif frame[0] == "timeline":
+            _, number, first, seconds = frame
+            caller.send(["timeline", number, self._engine.timeline(first, seconds)])
 
     def _deliver(self, sink: str, events: list[wire.Event]) -> None:
         caller = self._callers.get(sink)
@@ -215,7 +221,7 @@ class Line:
     def __init__(self, listener: Listener) -> None:
         self._listener = listener
         self._writer: asyncio.StreamWriter | None = None
-        self._replies: dict[int, asyncio.Future[wire.Refusal | None]] = {}
+        self._replies: dict[int, asyncio.Future[Any]] = {}
         self._numbers = itertools.count()
         self._heard_s = 0.0
 
@@ -248,12 +254,23 @@ class Line:
     async def submit(self, submission: wire.Submission) -> wire.Refusal | None:
         """None when all are accepted. Raises InstanceUnavailableError when the line is or goes down, RequestError for a
         submission that is too large for it."""
+        refusal: wire.Refusal | None = await self._ask("submit", submission)
+        return refusal
+
+    async def timeline(self, first: int, seconds: float) -> wire.TimelinePage:
+        """The instance's oldest records from number `first` on that are no older than `seconds`, as many as one page has.
+
+        Raises InstanceUnavailableError when the line is or goes down.
+        """
+        page: wire.TimelinePage = await self._ask("timeline", first, seconds)
+        return page
+
+    async def _ask(self, kind: str, *what: Any) -> Any:
         number = next(self._numbers)
         reply = self._replies[number] = asyncio.get_running_loop().create_future()
         try:
-            self._send(["submit", number, submission])
-            refusal: wire.Refusal | None = await reply
-            return refusal
+            self._send([kind, number, *what])
+            return await reply
         finally:
             del self._replies[number]
 
@@ -282,12 +299,18 @@ class Line:
         elif frame[0] == "reply":
             _, number, refusal, load = frame
             self._listener.on_step(load, [])
-            reply = self._replies.get(number)
-            if reply is not None and not reply.done():
-                reply.set_result(refusal)
+            self._answered(number, refusal)
+        elif frame[0] == "timeline":
+            self._answered(frame[1], frame[2])
         elif frame[0] == "figures":
             self._listener.on_figures(frame[1])
         elif frame[0] == "leaving":
             self._listener.on_leaving()
         elif frame[0] == "refused":
             raise ConnectionError(frame[1])
+
+    def _answered(self, number: int, answer: Any) -> None:
+        """Whoever asked may have gone meanwhile."""
+        reply = self._replies.get(number)
+        if reply is not None and not reply.done():
+            reply.set_result(answer)

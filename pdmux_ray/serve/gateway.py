@@ -20,6 +20,7 @@ from pdmux_ray.serve.completions import Completions, ModelCard, model_list
 from pdmux_ray.serve.http import build_http_app
 from pdmux_ray.serve.links import Links
 from pdmux_ray.serve.node_address import bind_calls_to_node_address
+from pdmux_ray.serve.timelines import trace_json
 from pdmux_ray.text.tokenizer import Tokenizer
 
 
@@ -57,6 +58,9 @@ class Gateway:
 
     def exposition(self) -> bytes:
         return self._metrics.exposition()
+
+    async def timeline(self, instance: str | None, seconds: float) -> bytes:
+        return await trace_json(self._links.by_id, instance, seconds)
 
     async def __del__(self) -> None:
         if hasattr(self, "_links"):  # not when the constructor failed

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
+import math
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
@@ -14,10 +15,11 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 
 from pdmux_ray import __version__
-from pdmux_ray.errors import PdmuxError
+from pdmux_ray.errors import PdmuxError, RequestError
 from pdmux_ray.serve.problems import BodyTooLargeError, KeyRefusedError, Problem, UnknownModelError, from_status, problem
 
 BODY_S = 60.0  # a body that takes longer to come is given up
+TIMELINE_S = 60.0  # the part of a timeline that is told unless the client says
 
 Handler = Callable[[bytes], Awaitable[Response]]
 
@@ -38,6 +40,9 @@ class Backend(Protocol):
         """Whether requests can be served now, and what is wrong by instance."""
 
     def exposition(self) -> bytes: ...
+
+    async def timeline(self, instance: str | None, seconds: float) -> bytes:
+        """A trace, as JSON, of the last `seconds`. Raises RequestError, InstanceUnavailableError."""
 
 
 def build_http_app(gateway: Backend) -> FastAPI:
@@ -78,6 +83,11 @@ def build_http_app(gateway: Backend) -> FastAPI:
     async def metrics() -> Response:
         return PlainTextResponse(gateway.exposition(), media_type=CONTENT_TYPE_LATEST)
 
+    async def timeline(request: Request) -> Response:
+        asked = request.query_params
+        trace = await gateway.timeline(asked.get("instance"), _seconds(asked.get("seconds")))
+        return Response(trace, media_type="application/json")
+
     options: dict[str, Any] = {"response_model": None}
     read = ["GET", "HEAD"]
     app.add_api_route("/v1/chat/completions", chat, methods=["POST"], dependencies=keyed, **options)
@@ -85,9 +95,21 @@ def build_http_app(gateway: Backend) -> FastAPI:
     app.add_api_route("/v1/models", models, methods=read, dependencies=keyed, **options)
     app.add_api_route("/v1/models/{model_id:path}", model, methods=read, dependencies=keyed, **options)
     app.add_api_route("/metrics", metrics, methods=read, dependencies=keyed, **options)
+    app.add_api_route("/debug/timeline", timeline, methods=read, dependencies=keyed, **options)
     app.add_api_route("/health", health, methods=read, **options)
     app.add_api_route("/version", version, methods=read, **options)
     return app
+
+
+def _seconds(text: str | None) -> float:
+    """Raises RequestError."""
+    try:
+        seconds = float(text) if text is not None else TIMELINE_S
+    except ValueError:
+        seconds = math.nan
+    if not 0 <= seconds < math.inf:
+        raise RequestError(f"seconds must be a number of seconds, 0 or more, got {text!r}.", param="seconds")
+    return seconds
 
 
 async def _answer(handler: Handler, request: Request, max_body_bytes: int) -> Response:

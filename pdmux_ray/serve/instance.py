@@ -19,6 +19,7 @@ from pdmux_ray.device.base import build_runner
 from pdmux_ray.engine.engine import Engine
 from pdmux_ray.engine.limits import EngineLimits, resolve_limits
 from pdmux_ray.engine.runner import Runner
+from pdmux_ray.engine.timeline import PAGE
 from pdmux_ray.errors import InstanceUnavailableError, PdmuxError
 from pdmux_ray.serve import wire
 from pdmux_ray.serve.channel import Switchboard
@@ -88,6 +89,11 @@ class Instance:
 
     def figures(self) -> wire.Figures:
         return self._engine.counters.figures()
+
+    def timeline(self, first: int, seconds: float) -> wire.TimelinePage:
+        ring, now_s = self._engine.timeline, self._clock.now()
+        records = ring.since(first, now_s - seconds)
+        return {"now_s": now_s, "units": ring.units, "records": records, "more": len(records) == PAGE}
 
     async def __del__(self) -> None:
         """Awaited by Serve when the replica is to stop."""

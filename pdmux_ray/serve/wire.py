@@ -8,6 +8,8 @@ submission  `{"left_s": seconds until the deadline, "prompts": [[token ids, [[re
             distinct prompt once. Seconds left, because the two ends' clocks have nothing in common.
 figures     `engine.counters.Counters.figures()`
 refusal     `(class name, message, attributes)` of the error
+timeline    `{"now_s": the engine's clock, "units": of its device, "records": of `engine.timeline`, a page of them,
+            "more": whether there are others after them}`
 """
 
 from __future__ import annotations
@@ -29,13 +31,15 @@ from pdmux_ray.types import Load, NewRequest, SamplingParams, TokenEvent
 # Of everything that goes over a line, its frames (`channel`) included. Raise it with every change of meaning or shape.
 # 1  one copy of the prompt per request, no deadline (never announced: its hello carries no version)
 # 2  hello with a version, submissions with a deadline and each prompt once, errors with a class, counters once a second
-VERSION = 2
+# 3  an instance's timeline can be asked for
+VERSION = 3
 
 Event: TypeAlias = Sequence[Any]
 PackedLoad: TypeAlias = Sequence[Any]
 Submission: TypeAlias = Mapping[str, Any]
 Refusal: TypeAlias = Sequence[Any]
 Figures: TypeAlias = Mapping[str, int | Mapping[str, int]]
+TimelinePage: TypeAlias = Mapping[str, Any]
 
 _PARAMS = tuple(field.name for field in fields(SamplingParams))
 

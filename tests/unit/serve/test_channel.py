@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from pdmux_ray.engine.timeline import Arrival
 from pdmux_ray.errors import InstanceUnavailableError, QueueFullError, RequestError
 from pdmux_ray.serve import channel, wire
 from pdmux_ray.serve.channel import Line, Switchboard, pack
@@ -34,6 +35,11 @@ class EngineSeen:
 
     def figures(self) -> wire.Figures:
         return {"pdmux_preemptions_total": 7}
+
+    def timeline(self, first: int, seconds: float) -> wire.TimelinePage:
+        """Three records in all, two a page; the clock shows 10."""
+        marks = [Arrival("arrival", number, 10.0 - number, f"r{number}", 5) for number in range(first, 3)]
+        return {"now_s": 10.0, "units": 4, "records": marks[:2], "more": len(marks) > 2}
 
 
 class Caller:
@@ -105,6 +111,23 @@ async def test_a_refusal_comes_back_with_fresh_load_figures() -> None:
         assert refusal is not None
         assert isinstance(wire.unpack_refusal(refusal), QueueFullError)
         assert caller.loads[-1] == [0, 0, 10, 10, 0, 0.0]
+
+
+async def test_a_timeline_comes_page_by_page() -> None:
+    async with connected() as (_, _, caller, _):
+        first, second = await caller.line.timeline(0, 60.0), await caller.line.timeline(2, 60.0)
+        assert [record[1] for record in first["records"]] == [0, 1]
+        assert [record[1] for record in second["records"]] == [2]
+        assert (first["more"], second["more"]) == (True, False)
+
+
+async def test_whoever_asks_for_a_timeline_is_told_when_the_line_goes_down() -> None:
+    async with connected() as (_, _, caller, listening):
+        asking = asyncio.ensure_future(caller.line.timeline(0, 60.0))
+        await asyncio.sleep(0)
+        listening.cancel()
+        with pytest.raises(InstanceUnavailableError):
+            await asking
 
 
 async def test_a_gateway_that_goes_away_has_its_unfinished_requests_aborted() -> None:

@@ -35,6 +35,9 @@ class Echo:
     def exposition(self) -> bytes:
         return b""
 
+    async def timeline(self, instance: str | None, seconds: float) -> bytes:
+        return f'["{instance}", {seconds}]'.encode()
+
 
 def client(*keys: bytes) -> httpx.AsyncClient:
     return httpx.AsyncClient(transport=httpx.ASGITransport(http.build_http_app(Echo(*keys))), base_url="http://gateway")
@@ -75,10 +78,30 @@ async def test_a_compressed_body_is_refused_as_such(encoding: str, status: int) 
     assert status == 200 or reply.json()["error"]["code"] == "unsupported_media_type"
 
 
-@pytest.mark.parametrize("path", ["/health", "/version", "/v1/models", "/v1/models/m", "/metrics"])
+@pytest.mark.parametrize("path", ["/health", "/version", "/v1/models", "/v1/models/m", "/metrics", "/debug/timeline"])
 async def test_what_can_be_read_can_be_asked_for_its_head(path: str) -> None:
     async with client() as to:
         assert (await to.head(path)).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("query", "asked"), [("", ["None", 60.0]), ("?instance=a&seconds=2.5", ["a", 2.5]), ("?seconds=0", ["None", 0.0])]
+)
+async def test_a_timeline_is_of_one_instance_or_all_and_of_the_last_minute_unless_told(query: str, asked: list[Any]) -> None:
+    async with client() as to:
+        assert (await to.get(f"/debug/timeline{query}")).json() == asked
+
+
+@pytest.mark.parametrize("seconds", ["-1", "x", "inf", "nan", ""])
+async def test_seconds_of_a_timeline_that_are_no_number_are_refused(seconds: str) -> None:
+    async with client() as to:
+        reply = await to.get(f"/debug/timeline?seconds={seconds}")
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "seconds")
+
+
+async def test_a_timeline_asks_for_a_key() -> None:
+    async with client(b"k1") as to:
+        assert (await to.get("/debug/timeline")).status_code == 401
 
 
 async def test_a_path_with_a_slash_too_many_is_not_found_instead_of_sent_elsewhere() -> None:
