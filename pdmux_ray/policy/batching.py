@@ -6,11 +6,11 @@ A decode computes its newest known token, at position `known_tokens - 1`, so it 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from pdmux_ray.policy.decisions import Chunk, StepPlan, StepReason
-from pdmux_ray.policy.views import EngineView, RequestView
+from pdmux_ray.policy.views import EngineView, PrefixHit, RequestView
 from pdmux_ray.types import Mode
 
 
@@ -34,16 +34,12 @@ def plan_step(view: EngineView, limits: BatchLimits) -> StepPlan:
     3. PREFILL_FIRST: decode waits for a step that prefills. CHUNKED: both run.
     """
     decoding, prefilling = view.decoding, view.prefilling
-    page_size = view.page_size
-    free_pages = view.free_pages
-    for request in decoding:
-        if request.known_tokens > request.held_pages * page_size:
-            free_pages -= 1
+    free_pages = view.free_pages - pages_to_grow(decoding, view.page_size)
     preempted: list[RequestView] = []
     if free_pages < 0:
-        preempted = _preempt(view)
-        decoding = _without(decoding, preempted)
-        prefilling = _without(prefilling, preempted)
+        preempted = preempt(view, [*decoding, *prefilling])
+        decoding = without(decoding, preempted)
+        prefilling = without(prefilling, preempted)
 
     whole = limits.mode is Mode.PREFILL_FIRST
     prefill = _Prefill(whole, limits.max_prefill_tokens if whole else limits.chunk_tokens - len(decoding))
@@ -51,7 +47,7 @@ def plan_step(view: EngineView, limits: BatchLimits) -> StepPlan:
     if preempted:
         blocked = StepReason.PREEMPT
     elif blocked is None and view.waiting:
-        blocked = prefill.start(view, free_pages, limits.max_batch - len(decoding) - len(prefilling))
+        blocked = prefill.start(view, Room(view.page_size, free_pages, limits.max_batch - len(decoding) - len(prefilling)))
 
     chunks = tuple(prefill.chunks)
     decode = () if whole and chunks else tuple([request.request_id for request in decoding])
@@ -80,22 +76,19 @@ class _Prefill:
                 return StepReason.DECODE_NO_BUDGET
         return None
 
-    def start(self, view: EngineView, free_pages: int, places: int) -> StepReason | None:
+    def start(self, view: EngineView, room: Room) -> StepReason | None:
         """Adds waiting requests in order; answers what stopped it, if anything did."""
-        page_size = view.page_size
         for request in view.waiting:
-            if places <= 0:
+            if room.places <= 0:
                 return StepReason.DECODE_BATCH_FULL
             if not self.whole and self.budget_tokens <= 0:
                 return StepReason.DECODE_NO_BUDGET
             hit = view.prefix_hit(request)
-            fresh_pages = -(-request.known_tokens // page_size) - hit.tokens // page_size
-            free_pages -= fresh_pages + hit.evictable_pages
-            if free_pages < 0:
-                return StepReason.DECODE_NO_PAGES
+            blocked = room.take(request, hit)
+            if blocked is not None:
+                return blocked
             if not self._add(request, hit.tokens):
                 return StepReason.DECODE_NO_BUDGET
-            places -= 1
         return None
 
     def _add(self, request: RequestView, start: int) -> bool:
@@ -112,20 +105,52 @@ class _Prefill:
         return True
 
 
-def _preempt(view: EngineView) -> list[RequestView]:
-    """Whom to preempt, newest arrival first, so that every decode that is left can grow."""
+class Room:
+    """Pages and places in the batch that are left for requests to start with."""
+
+    __slots__ = ("free_pages", "page_size", "places")
+
+    def __init__(self, page_size: int, free_pages: int, places: int) -> None:
+        self.page_size = page_size
+        self.free_pages = free_pages
+        self.places = places
+
+    def take(self, request: RequestView, hit: PrefixHit) -> StepReason | None:
+        """Sets aside what a waiting request needs. Answers why there is not enough of it; then nothing is taken."""
+        if self.places <= 0:
+            return StepReason.DECODE_BATCH_FULL
+        fresh_pages = -(-request.known_tokens // self.page_size) - hit.tokens // self.page_size
+        pages = fresh_pages + hit.evictable_pages
+        if pages > self.free_pages:
+            return StepReason.DECODE_NO_PAGES
+        self.free_pages -= pages
+        self.places -= 1
+        return None
+
+
+def pages_to_grow(decoding: Sequence[RequestView], page_size: int) -> int:
+    """How many pages the next token of all these takes."""
+    pages = 0
+    for request in decoding:
+        if request.known_tokens > request.held_pages * page_size:
+            pages += 1
+    return pages
+
+
+def preempt(view: EngineView, holders: Iterable[RequestView]) -> list[RequestView]:
+    """Which of `holders` to preempt, newest arrival first, so that every decode that is left can grow."""
     page_size = view.page_size
-    holders = sorted([*view.decoding, *view.prefilling], key=lambda request: request.arrival)
+    left = sorted(holders, key=lambda request: request.arrival)
     growing = {r.request_id for r in view.decoding if r.known_tokens > r.held_pages * page_size}
     preempted: list[RequestView] = []
-    while holders and len(growing) > view.free_pages + view.pages_freed(preempted):
-        newest = holders.pop()
+    while left and len(growing) > view.free_pages + view.pages_freed(preempted):
+        newest = left.pop()
         preempted.append(newest)
         growing.discard(newest.request_id)
     return preempted
 
 
-def _without(requests: Sequence[RequestView], preempted: Sequence[RequestView]) -> list[RequestView]:
+def without(requests: Sequence[RequestView], preempted: Sequence[RequestView]) -> list[RequestView]:
     gone = {request.request_id for request in preempted}
     return [request for request in requests if request.request_id not in gone]
 

@@ -1,0 +1,56 @@
+"""What a planner of lanes is told once, when the engine starts."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+from pdmux_ray.policy.decisions import ModeReason
+from pdmux_ray.types import Mode, Split
+
+
+class UnitRule(Protocol):
+    """A choice of units and layers that looks at no time: `FixedRule`, or a published table."""
+
+    def choose(self, decode_batch: int, new_tokens: int, layers: int) -> tuple[Split, int]:
+        """For a step that decodes `decode_batch` requests beside a prefill of `new_tokens`: its split, one of the device's, and
+        how many of the model's `layers` the prefill runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class FixedRule:
+    """The same split and the same number of layers for every step."""
+
+    split: Split
+    block_layers: int | None = None  # None: all
+
+    def choose(self, decode_batch: int, new_tokens: int, layers: int) -> tuple[Split, int]:
+        return self.split, layers if self.block_layers is None else min(self.block_layers, layers)
+
+
+@dataclass(frozen=True, slots=True)
+class LaneLimits:
+    """How steps may be made up. Raises ValueError for a mode that has no lanes, or AUTO with a rule."""
+
+    mode: Mode
+    max_batch: int  # requests that hold pages at once
+    max_prefill_tokens: int = 2048  # of a job of several prompts, and of a chunk; a job of one prompt may be longer
+    itl_s: float = math.inf  # the objective that the 99 % bound of a step must meet
+    rule: UnitRule | None = None  # None: units and layers by predicted time
+    chunk_tokens: int = 512  # CHUNKED without a latency model: decodes and prefill tokens of a step together
+    share_s: float = 0.25  # several prompts share a job while it is predicted to take no longer
+    idle_block_s: float = 0.05  # a block's length while nobody decodes: how late an arrival is looked at
+    overtakes: int = 16  # how many later jobs may run before one that has begun
+    patience_s: float = 10.0  # a request that will miss its TTFT objective lets pass whoever is due less than this after it
+    dwell: float = 10.0  # a change of mode must be worth so many times what it costs before the next
+
+    def __post_init__(self) -> None:
+        if self.mode is Mode.PREFILL_FIRST:
+            raise ValueError("prefill_first has no lanes: policy.batching plans its steps")
+        if self.mode is Mode.AUTO and self.rule is not None:
+            raise ValueError("auto compares predicted times, so it takes no rule that looks at none")
+
+    @property
+    def rule_reason(self) -> ModeReason:
+        return ModeReason.CONFIGURED if isinstance(self.rule, FixedRule) else ModeReason.TABLE

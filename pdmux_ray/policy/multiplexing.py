@@ -1,0 +1,160 @@
+"""What the next step of a device with lanes does: who decodes, what the prefill lane is given, how the two share the units.
+
+For every step the fewest decode units whose 99 % bound, with the prefill beside it, meets the ITL objective, and all others to
+the prefill.
+
+lane_step    who can decode, who may start           urgency      whose prompt is due first, who may overtake
+jobs         what the prefill lane works on          sharing      each way to share the device, and what it is predicted to do
+chunks       CHUNKED by predicted time               mode_choice  which way AUTO takes
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from pdmux_ray.policy.chunks import plan_chunks
+from pdmux_ray.policy.decisions import LaneUse, ModeReason, StepPlan, StepReason
+from pdmux_ray.policy.jobs import choose_work
+from pdmux_ray.policy.lane_limits import FixedRule, LaneLimits, UnitRule
+from pdmux_ray.policy.lane_step import LaneStep, lane_step
+from pdmux_ray.policy.mode_choice import choose_way
+from pdmux_ray.policy.sharing import Way, Work, beside, chunked, most, time_shared
+from pdmux_ray.policy.views import CostModel, LanesView
+from pdmux_ray.types import Mode, Split
+
+__all__ = ["FixedRule", "LaneLimits", "UnitRule", "plan_lanes"]
+
+LANE_MODES = (Mode.SPLIT, Mode.CAPPED, Mode.TIME_SHARED)
+
+
+def plan_lanes(view: LanesView, limits: LaneLimits, costs: CostModel | None) -> StepPlan:
+    """Plans one step. Raises ValueError when there is neither a latency model nor a rule, or when the device has no splits for
+    the mode.
+
+    1. Every decode reserves the page it grows into. Too few: requests are preempted, newest first, never those of a block in
+       flight, and nobody starts. A job that loses a request has ended; its others begin anew, with the pages they have.
+    2. While a block is in flight its units stay its own: the decodes go on with what they have, and wait when that is nothing.
+    3. Else the prefill lane is given the next block of the most urgent work; when nobody decodes, on every unit.
+    4. The mode is the configured one; AUTO takes the way whose bound holds and that is predicted to end that work first.
+
+    The plan may start any waiting request, not only the first one.
+    """
+    if costs is None and limits.rule is None and limits.mode is not Mode.CHUNKED:
+        raise ValueError("without a latency model the units of a step need a rule")
+    step = lane_step(view, limits, costs)
+    if step.held is not None:
+        return _hold(step)
+    if limits.mode is Mode.CHUNKED:
+        return _chunk(step, ModeReason.CONFIGURED)
+    work, blocked = choose_work(step)
+    if work is None:
+        return _decode_alone(step, blocked)
+    if not step.decoding:
+        return _prefill_alone(step, work)
+    if limits.rule is not None:
+        return _plan(step, StepReason.LANES_BOTH, _ruled_use(step, work))
+    assert costs is not None
+    way, why = _choose(step, work, costs)
+    if way.mode is Mode.CHUNKED:
+        return _chunk(step, why)
+    return _plan(
+        step, StepReason.LANES_BOTH, LaneUse(way.mode, way.split, why, work.block(way.layers), way.decode_s, way.block_s)
+    )
+
+
+def _choose(step: LaneStep, work: Work, costs: CostModel) -> tuple[Way, ModeReason]:
+    """The way of the configured mode, or for AUTO of all that are possible the best."""
+    view, limits, decodes = step.view, step.limits, step.decodes
+    itl_s = limits.itl_s
+    if limits.mode is Mode.TIME_SHARED:
+        return time_shared(costs, view, decodes, work, itl_s), ModeReason.CONFIGURED
+    if limits.mode is not Mode.AUTO:
+        way = beside(costs, view, decodes, work, limits.mode, itl_s)
+        return way, ModeReason.FITS if way.gap_s.bound_s <= itl_s else ModeReason.BEST_EFFORT
+    ways = [time_shared(costs, view, decodes, work, itl_s)]
+    if view.splits:
+        ways += [beside(costs, view, decodes, work, mode, itl_s) for mode in (Mode.SPLIT, Mode.CAPPED)]
+    if not step.jobs:  # a job's layers cannot become chunks
+        ways.append(chunked(costs, view, decodes, work, itl_s, limits.max_prefill_tokens))
+    return choose_way(ways, itl_s, view.mode, view.now - view.mode_since_s, costs.switch_s, limits.dwell)
+
+
+def _ruled_use(step: LaneStep, work: Work) -> LaneUse:
+    """Units and layers by the rule; predictions, where there are any, only say what to expect."""
+    view, mode, rule = step.view, step.limits.mode, step.limits.rule
+    assert rule is not None
+    split, layers = rule.choose(step.decodes.batch, work.new_tokens, view.layers)
+    layers = min(layers, view.layers - work.layers_done)
+    if mode is Mode.CAPPED:
+        split = Split(split.prefill_units, view.units)
+    elif mode is Mode.TIME_SHARED:
+        split = Split(view.units, view.units)
+    decode_s = block_s = None
+    if step.costs is not None:
+        at_once = mode is not Mode.TIME_SHARED
+        decode_s = step.costs.decode(*step.decodes, split.decode_units, split.prefill_units * at_once)
+        block_s = step.costs.prefill(work.pieces, layers, split.prefill_units, split.decode_units * at_once)
+    return LaneUse(mode, split, step.limits.rule_reason, work.block(layers), decode_s, block_s)
+
+
+def _hold(step: LaneStep) -> StepPlan:
+    """A block is in flight."""
+    split = step.view.split
+    waits = not split.decode_units or step.view.mode is Mode.TIME_SHARED
+    use = LaneUse(_lane_mode(step), split, ModeReason.HELD)
+    if step.decoding and not waits:
+        if step.costs is not None:
+            use = replace(use, decode_s=step.costs.decode(*step.decodes, split.decode_units, split.prefill_units))
+        return _plan(step, StepReason.LANES_BOTH, use)
+    return replace(_plan(step, StepReason.LANES_PREFILL, use), decode=())
+
+
+def _prefill_alone(step: LaneStep, work: Work) -> StepPlan:
+    view, limits, costs = step.view, step.limits, step.costs
+    units, left = view.units, view.layers - work.layers_done
+
+    if limits.rule is not None:
+        layers = min(limits.rule.choose(0, work.new_tokens, view.layers)[1], left)
+    else:
+        assert costs is not None
+        layers = most(lambda n: costs.prefill(work.pieces, n, units, 0).predicted_s <= limits.idle_block_s, left)
+    block_s = None if costs is None else costs.prefill(work.pieces, layers, units, 0)
+    use = LaneUse(_lane_mode(step), Split(units, 0), ModeReason.NO_DECODE, work.block(layers), None, block_s)
+    return _plan(step, StepReason.LANES_PREFILL, use)
+
+
+def _decode_alone(step: LaneStep, blocked: StepReason | None) -> StepPlan:
+    """Nobody can be prefilled. A step of every unit in one pass is the same as one of the whole decode lane."""
+    if not step.decoding:
+        return _plan(step, StepReason.IDLE, None)
+    units = step.view.units
+    decode_s = None if step.costs is None else step.costs.decode(*step.decodes, units, 0)
+    reason = blocked or StepReason.DECODE_ONLY
+    mode = step.view.mode if step.limits.mode is Mode.AUTO else step.limits.mode
+    if mode is Mode.CHUNKED:
+        return replace(_plan(step, reason, None), why=ModeReason.NO_PREFILL, step_s=decode_s)
+    return _plan(step, reason, LaneUse(_lane_mode(step), Split(0, units), ModeReason.NO_PREFILL, None, decode_s))
+
+
+def _chunk(step: LaneStep, why: ModeReason) -> StepPlan:
+    chunks, step_s, blocked = plan_chunks(step)
+    if not chunks:
+        return _decode_alone(step, blocked)
+    reason = StepReason.CHUNK_MIXED if step.decoding else StepReason.CHUNK_ONLY
+    return replace(_plan(step, reason, None), prefill=chunks, why=why, step_s=step_s)
+
+
+def _plan(step: LaneStep, reason: StepReason, lanes: LaneUse | None) -> StepPlan:
+    """Everyone decodes."""
+    return StepPlan(
+        reason=StepReason.PREEMPT if step.preempted and reason is not StepReason.IDLE else reason,
+        decode=tuple([request.request_id for request in step.decoding]),
+        preempt=tuple([request.request_id for request in step.preempted]),
+        lanes=lanes,
+    )
+
+
+def _lane_mode(step: LaneStep) -> Mode:
+    """The mode that a step of one lane counts to: the one in force, so that AUTO does not change it for nothing."""
+    mode = step.view.mode if step.limits.mode is Mode.AUTO else step.limits.mode
+    return mode if mode in LANE_MODES else Mode.TIME_SHARED

@@ -1,0 +1,166 @@
+"""How a step may share the device between decodes and a prefill, and what each way is predicted to do.
+
+What decides is how fast a prefill gets on while decode steps still end within the ITL objective t. With D(u) for the decode
+step on u of U units, C(u) for the prefill's speed there, and 1 - D(U) / t for the part of the time that decodes leave over:
+
+    SPLIT, CAPPED              C(p) / C(U) of full speed, with p what decode does not need to end within t
+    TIME_SHARED and CHUNKED    1 - D(U) / t of full speed (CHUNKED: times what riding along saves or small chunks cost)
+
+So partitioning pays where few units decode nearly as fast as all of them (a GPU, whose memory a few units saturate) and where t
+is close to D(U). On a few cores D falls with every core, and with t = 3 D(U) time-sharing leaves 2/3 of the machine to a
+prefill where a split of two cores leaves 1/2: there a chunk as long as the objective allows is the better choice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+from pdmux_ray.policy.decisions import Block, Chunk
+from pdmux_ray.policy.views import CostModel, Estimate, JobView, LanesView, Piece
+from pdmux_ray.types import Mode, Split
+
+SLIP = 1.05  # a block that ends just after a decode step leaves its lane idle for a whole one: plan it this much shorter
+WELL_FILLED = 0.9  # of the decode steps that a block lasts for
+MOST_STEPS = 4  # that a block lasts for, when a layer is not longer: until it ends, no split changes and nobody overtakes
+
+
+class Decodes(NamedTuple):
+    """The decodes of a step."""
+
+    batch: int
+    context_tokens: int
+
+
+class Work(NamedTuple):
+    """What the prefill lane does: a job, begun or new."""
+
+    job: JobView | None  # None: a new one
+    chunks: tuple[Chunk, ...]  # of a new one
+    pieces: Sequence[Piece]
+    layers_done: int
+
+    @property
+    def new_tokens(self) -> int:
+        return sum([piece.new_tokens for piece in self.pieces])
+
+    def block(self, layers: int) -> Block:
+        return Block(None if self.job is None else self.job.job_id, self.chunks, self.layers_done + layers)
+
+
+class Way(NamedTuple):
+    """One way to run a step with decodes and a prefill."""
+
+    mode: Mode
+    split: Split
+    layers: int  # of the block; CHUNKED: all
+    tokens: int  # of the chunk; 0 for a block
+    gap_s: Estimate  # between two tokens of a decode
+    finish_s: float  # until the prefill is done, if every step is like this one
+    decode_s: Estimate | None  # CHUNKED: None
+    block_s: Estimate | None  # CHUNKED: None
+
+
+def fewest_units(costs: CostModel, decodes: Decodes, splits: Iterable[Split], itl_s: float) -> tuple[Split, Estimate]:
+    """The first of `splits` whose decode step, with a prefill beside it, has a bound that meets the objective, and that step;
+    when none has, the one that misses it least. Raises ValueError without any split."""
+    least: tuple[Split, Estimate] | None = None
+    for split in splits:
+        step_s = costs.decode(*decodes, split.decode_units, split.prefill_units)
+        if step_s.bound_s <= itl_s:
+            return split, step_s
+        if least is None or step_s.bound_s < least[1].bound_s:
+            least = split, step_s
+    if least is None:
+        raise ValueError("a device with a single unit cannot be split: use the mode time_shared, chunked or auto")
+    return least
+
+
+def capped_splits(view: LanesView) -> list[Split]:
+    """Most units for the prefill first; the decodes use all."""
+    return [Split(split.prefill_units, view.units) for split in view.splits]
+
+
+def most(fits: Callable[[int], bool], high: int) -> int:
+    """The largest number of 1 .. `high` that fits, if smaller ones fit, too; 1 when none does."""
+    low = 1
+    while low < high:
+        middle = (low + high + 1) // 2
+        if fits(middle):
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def fill(block_s: Callable[[int], float], layers_left: int, step_s: float) -> tuple[int, float]:
+    """How many layers to launch beside decode steps of `step_s`, and for how many steps that keeps the lane.
+
+    As many as fill one step, by predicted time. Where layers are so long that this would leave much of the step empty, as many
+    as fill two, or three, because the next block is launched at the end of a step.
+    """
+    best, best_steps, best_filled = 1, 0.0, 0.0
+    for steps in range(1, MOST_STEPS + 1):
+        room_s = steps * step_s / SLIP
+        layers = most(lambda layers: block_s(layers) <= room_s, layers_left)  # noqa: B023 - called at once
+        took_s = block_s(layers)
+        if took_s > room_s:
+            continue
+        if layers == layers_left or took_s >= WELL_FILLED * room_s:
+            return layers, float(steps)
+        if took_s / steps > best_filled:
+            best, best_steps, best_filled = layers, float(steps), took_s / steps
+    if not best_steps:
+        best_steps = float(-(-block_s(1) * SLIP // step_s))
+    return best, best_steps
+
+
+def beside(costs: CostModel, view: LanesView, decodes: Decodes, work: Work, mode: Mode, itl_s: float) -> Way:
+    """SPLIT or CAPPED: decodes and block at once, with as many layers as fill the decode step."""
+    splits = view.splits if mode is Mode.SPLIT else capped_splits(view)
+    split, step_s = fewest_units(costs, decodes, splits, itl_s)
+    left = view.layers - work.layers_done
+
+    def block(layers: int) -> Estimate:
+        return costs.prefill(work.pieces, layers, split.prefill_units, split.decode_units)
+
+    layers, steps = fill(lambda layers: block(layers).predicted_s, left, step_s.predicted_s)
+    block_s = block(layers)
+    finish_s = steps * step_s.predicted_s * left / layers
+    return Way(mode, split, layers, 0, step_s, finish_s, step_s, block_s)
+
+
+def time_shared(costs: CostModel, view: LanesView, decodes: Decodes, work: Work, itl_s: float) -> Way:
+    """A decode step, then as many layers as still fit the objective (at least one), each on every unit."""
+    units, left = view.units, view.layers - work.layers_done
+    step_s = costs.decode(*decodes, units, 0)
+
+    def block(layers: int) -> Estimate:
+        return costs.prefill(work.pieces, layers, units, 0)
+
+    layers = most(lambda layers: step_s.bound_s + block(layers).bound_s <= itl_s, left)
+    block_s = block(layers)
+    gap_s = Estimate(step_s.predicted_s + block_s.predicted_s, step_s.bound_s + block_s.bound_s)
+    finish_s = -(-left // layers) * step_s.predicted_s + block(left).predicted_s
+    return Way(Mode.TIME_SHARED, Split(units, units), layers, 0, gap_s, finish_s, step_s, block_s)
+
+
+def chunked(costs: CostModel, view: LanesView, decodes: Decodes, work: Work, itl_s: float, most_tokens: int) -> Way:
+    """The decodes and a chunk of the prefill in one pass. The chunk of a step half-way through it stands for all."""
+    rest, prior = work.new_tokens, work.pieces[0].prior_tokens
+    tokens, gap_s = chunk_tokens(costs, view, decodes, min(rest, most_tokens), prior + rest // 2, itl_s)
+    finish_s = gap_s.predicted_s * max(1.0, rest / tokens)
+    return Way(Mode.CHUNKED, Split(view.units, view.units), view.layers, tokens, gap_s, finish_s, None, None)
+
+
+def chunk_tokens(
+    costs: CostModel, view: LanesView, decodes: Decodes, most_tokens: int, prior_tokens: int, itl_s: float
+) -> tuple[int, Estimate]:
+    """The longest chunk (at least a page) whose step keeps the objective, and that step."""
+    page = view.page_size
+
+    def step(pages: int) -> Estimate:
+        return costs.mixed(*decodes, (Piece(min(pages * page, most_tokens), prior_tokens),), view.units)
+
+    pages = most(lambda pages: step(pages).bound_s <= itl_s, -(-most_tokens // page))
+    return min(pages * page, most_tokens), step(pages)
