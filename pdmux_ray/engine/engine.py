@@ -14,15 +14,20 @@ from dataclasses import replace
 
 from pdmux_ray.clock import Clock, WallClock
 from pdmux_ray.engine.counters import Counters
-from pdmux_ray.engine.limits import EngineLimits
+from pdmux_ray.engine.lane_loop import LaneLoop
+from pdmux_ray.engine.lanes import LaneScheduler, Planner
+from pdmux_ray.engine.limits import EngineLimits, with_lanes
 from pdmux_ray.engine.loop import Publish, StepLoop
 from pdmux_ray.engine.pages import PagePool
+from pdmux_ray.engine.planner import make_planner
 from pdmux_ray.engine.request import Request
 from pdmux_ray.engine.runner import Runner
 from pdmux_ray.engine.scheduler import Scheduler
+from pdmux_ray.engine.timeline import Timeline
 from pdmux_ray.errors import ContextLengthError, InstanceUnavailableError, PdmuxError, QueueFullError, RequestError
 from pdmux_ray.policy.routing import stalled
-from pdmux_ray.types import Load, NewRequest
+from pdmux_ray.policy.views import CostModel
+from pdmux_ray.types import ONE_PASS_MODES, Load, NewRequest
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +35,19 @@ logger = logging.getLogger(__name__)
 class Engine:
     """Owns the runner, the KV pages and the step loop. Every method but `step` may be called from any thread."""
 
-    def __init__(self, runner: Runner, limits: EngineLimits, publish: Publish, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        runner: Runner,
+        limits: EngineLimits,
+        publish: Publish,
+        clock: Clock | None = None,
+        *,
+        costs: CostModel | None = None,
+        planner: Planner | None = None,
+    ) -> None:
+        """`costs`: of this model on this device, for the modes that predict. `planner`: instead of the policy that the limits
+        name, for a mode with lanes.
+        """
         pool_tokens = runner.pages * runner.page_size
         if pool_tokens < limits.context_length:
             logger.warning("the KV pool holds %d tokens: the context of %d is cut to that", pool_tokens, limits.context_length)
@@ -39,11 +56,20 @@ class Engine:
         self._runner = runner
         self._clock = clock or WallClock()
         self._pool = PagePool(runner.pages, runner.page_size)
-        self._scheduler = Scheduler(limits, self._pool)
-        self._loop = StepLoop(runner, self._scheduler, publish, self._clock)
+        self._scheduler, self._loop = self._make_loop(publish, costs, planner)
         self._arrivals = 0
         self._thread: threading.Thread | None = None
         self._closed = False
+
+    def _make_loop(self, publish: Publish, costs: CostModel | None, planner: Planner | None) -> tuple[Scheduler, StepLoop]:
+        limits, runner = self.limits, self._runner
+        if limits.mode in ONE_PASS_MODES:
+            scheduler = Scheduler(limits, self._pool, Timeline(1, 1, limits.mode))
+            return scheduler, StepLoop(runner, scheduler, publish, self._clock)
+        device = with_lanes(runner, limits.mode)
+        timeline = Timeline(device.units, device.layers, limits.mode)
+        lanes = LaneScheduler(limits, self._pool, timeline, device, planner or make_planner(limits, device, costs))
+        return lanes, LaneLoop(device, lanes, publish, self._clock, costs)
 
     def start(self) -> None:
         """Starts the step loop's thread. Once."""
@@ -63,13 +89,15 @@ class Engine:
         engine is closed or broken. `max_tokens` beyond the context ends the request there, with finish reason LENGTH.
         """
         self._check(new)
+        now = self._clock.now()
         request = Request(
             new,
             context_length=self.limits.context_length,
             eos_token_ids=self.limits.eos_token_ids,
             page_size=self._pool.page_size,
             prefix_cache=self.limits.prefix_cache,
-            now=self._clock.now(),
+            now=now,
+            ttft_s=self.limits.ttft_s(len(new.prompt)),
         )
         self._loop.submit(lambda: self._admit(request))
 
@@ -106,6 +134,11 @@ class Engine:
         if stalled(age_s, self.limits.stall_timeout_s):
             return f"the step under way has taken {age_s:.1f} s, more than {self.limits.stall_timeout_s:.1f} s"
         return None
+
+    @property
+    def timeline(self) -> Timeline:
+        """What the step loop did lately; `since` may be called from any thread."""
+        return self._scheduler.timeline
 
     @property
     def counters(self) -> Counters:

@@ -2,15 +2,20 @@
 
 It keeps a "KV" of its own: the entry of a position is a hash over all tokens up to there, written into and read from pages as
 a real device would. So a page that is shared, evicted or handed out wrongly changes the tokens, as it would with a model.
+
+Its lanes run at once, on any clock. What a job writes is garbage to everyone else from the launch of its first block until
+`collect_block` has returned for its last: who reads it too early, or is given its pages too early, gets other tokens.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from pdmux_ray.clock import Clock
-from pdmux_ray.engine.runner import GiveUp, SequenceView, StepBatch, StepOutput, never
-from pdmux_ray.types import TokenLogprobs
+from pdmux_ray.engine.runner import GiveUp, PrefillSlice, SequenceView, StepBatch, StepOutput, never
+from pdmux_ray.policy.views import CostModel, Estimate, Piece
+from pdmux_ray.types import SamplingParams, Split, TokenLogprobs
 
 _MASK = 2**61 - 1
 _BLOCK_S = 0.02  # how often a step with prefills asks whether to give up
@@ -33,15 +38,89 @@ def fake_token(seed: int, tokens: Sequence[int], vocab_size: int) -> int:
     return _token(kv, seed, vocab_size)
 
 
+@dataclass(frozen=True, slots=True)
+class LinearCosts:
+    """A `CostModel`: `step_s` for any step and `prefill_s_per_token` for a prefill token in all layers, on the whole device; on
+    half of it both take twice as long. Lanes do not disturb each other, and predictions are exact."""
+
+    step_s: float
+    prefill_s_per_token: float
+    layers: int
+    units: int
+    switch_s: float = 0.0
+
+    def decode(self, batch: int, context_tokens: int, units: int, prefill_units: int) -> Estimate:
+        return self._estimate(self.step_s, units)
+
+    def prefill(self, pieces: Sequence[Piece], layers: int, units: int, decode_units: int) -> Estimate:
+        tokens = sum(piece.new_tokens for piece in pieces)
+        return self._estimate((self.step_s + tokens * self.prefill_s_per_token) * layers / self.layers, units)
+
+    def mixed(self, batch: int, context_tokens: int, pieces: Sequence[Piece], units: int) -> Estimate:
+        return self._estimate(self.step_s + sum(piece.new_tokens for piece in pieces) * self.prefill_s_per_token, units)
+
+    def _estimate(self, whole_device_s: float, units: int) -> Estimate:
+        seconds = whole_device_s * self.units / units
+        return Estimate(seconds, seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class _Snapshot:
+    """What a job reads of a request when it begins."""
+
+    request_id: str
+    tokens: Sequence[int]
+    pages: Sequence[int]
+    prompt_tokens: int
+    params: SamplingParams
+    stop_ids: frozenset[int]
+
+
+@dataclass(slots=True)
+class _Job:
+    slices: Sequence[PrefillSlice]
+    pieces: Sequence[Piece]
+    layers_done: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Flight:
+    """A block in flight. `writes`: the KV that its end leaves behind, as (slot, entry)."""
+
+    job_id: int
+    end_layer: int
+    prefill_units: int
+    launched_s: float
+    ready_at_s: float
+    writes: Sequence[tuple[int, int]]
+    output: StepOutput | None
+
+
 class FakeRunner:
-    """A `Runner`. A step takes `step_s` plus `prefill_s_per_token` for each prefill token, counted from its launch."""
+    """A `LaneRunner`. A step in one pass takes `step_s` plus `prefill_s_per_token` for each prefill token, counted from its
+    launch; with lanes `costs` says what their parts take (None: `LinearCosts` of these two)."""
 
     def __init__(
-        self, pages: int, page_size: int, step_s: float, prefill_s_per_token: float, clock: Clock, *, vocab_size: int = 32_000
+        self,
+        pages: int,
+        page_size: int,
+        step_s: float,
+        prefill_s_per_token: float,
+        clock: Clock,
+        *,
+        vocab_size: int = 32_000,
+        layers: int = 8,
+        units: int = 8,
+        costs: CostModel | None = None,
     ) -> None:
         self.pages = pages
         self.page_size = page_size
         self.vocab_size = vocab_size
+        self.layers = layers
+        self.units = units
+        self.splits = [Split(units - decode_units, decode_units) for decode_units in range(1, units)]
+        self.costs: CostModel = costs or LinearCosts(step_s, prefill_s_per_token, layers, units)
+        self.block_s = 0.0
         self._step_s = step_s
         self._prefill_s_per_token = prefill_s_per_token
         self._clock = clock
@@ -49,29 +128,24 @@ class FakeRunner:
         self._output: StepOutput | None = None
         self._launched = False
         self._ready_at_s = 0.0
+        self._jobs: dict[int, _Job] = {}
+        self._flight: _Flight | None = None
 
-    def launch(self, batch: StepBatch, give_up: GiveUp = never) -> None:
-        prefill_tokens = sum(piece.tokens for piece in batch.prefills)
+    def launch(self, batch: StepBatch, give_up: GiveUp = never, split: Split | None = None) -> None:
+        if split is None and self._flight is not None:
+            raise RuntimeError("a step on every unit was launched while a block is in flight")
         self._launched, self._output = True, None
-        self._ready_at_s = self._clock.now() + self._step_s + prefill_tokens * self._prefill_s_per_token
+        self._ready_at_s = self._clock.now() + self._step_takes_s(batch, split)
         while batch.prefills and (left_s := self._ready_at_s - self._clock.now()) > _BLOCK_S:
             if give_up():
                 return
             self._clock.sleep(min(left_s, _BLOCK_S))
-        sampled: list[SequenceView] = []
-        tokens: list[int] = []
-        for sequence in batch.decodes:
-            kv = self._compute(sequence, len(sequence.tokens) - 1, 1)
-            sampled.append(sequence)
-            tokens.append(_token(kv, sequence.params.seed, self.vocab_size))
+        last = [(sequence, self._compute(sequence, len(sequence.tokens) - 1, 1)) for sequence in batch.decodes]
         for piece in batch.prefills:
             kv = self._compute(piece.sequence, piece.start, piece.tokens)
             if piece.sample:
-                sampled.append(piece.sequence)
-                tokens.append(_token(kv, piece.sequence.params.seed, self.vocab_size))
-        self._output = StepOutput(tokens)
-        if any(sequence.params.logprobs is not None for sequence in sampled):
-            self._output.logprobs = [self._logprobs(s, token) for s, token in zip(sampled, tokens, strict=True)]
+                last.append((piece.sequence, kv))
+        self._output = self._sample(last)
 
     def collect(self) -> StepOutput | None:
         if not self._launched:
@@ -81,18 +155,92 @@ class FakeRunner:
             self._clock.sleep(self._ready_at_s - self._clock.now())
         return output
 
+    def open_job(self, job_id: int, slices: Sequence[PrefillSlice]) -> None:
+        read = [PrefillSlice(_snapshot(piece.sequence), piece.start, piece.tokens, piece.sample) for piece in slices]
+        self._jobs[job_id] = _Job(read, [Piece(piece.tokens, piece.start) for piece in read])
+
+    def launch_block(self, job_id: int, end_layer: int, split: Split) -> None:
+        job = self._jobs[job_id]
+        if self._flight is not None:
+            raise RuntimeError("a block was launched while another one is in flight")
+        decode_units = split.decode_units if split.prefill_units < self.units else 0
+        takes_s = self.costs.prefill(job.pieces, end_layer - job.layers_done, split.prefill_units, decode_units).predicted_s
+        entries = [self._entries(piece.sequence, piece.start, piece.tokens) for piece in job.slices]
+        last = [(piece.sequence, kv[-1][1]) for piece, kv in zip(job.slices, entries, strict=True) if piece.sample]
+        done = end_layer == self.layers
+        for slot, kv in (entry for piece in entries for entry in piece):
+            self._kv[slot] = ~kv & _MASK  # half written
+        now = self._clock.now()
+        self._flight = _Flight(
+            job_id,
+            end_layer,
+            split.prefill_units,
+            now,
+            now + takes_s,
+            [(slot, kv if done else ~kv & _MASK) for piece in entries for slot, kv in piece],
+            self._sample(last) if done else None,
+        )
+
+    def block_done(self) -> bool:
+        return self._flight is None or self._clock.now() >= self._flight.ready_at_s
+
+    def collect_block(self) -> StepOutput | None:
+        flight, self._flight = self._flight, None
+        if flight is None:
+            raise RuntimeError("collect_block was called without a block in flight")
+        self._clock.sleep(flight.ready_at_s - self._clock.now())
+        self.block_s = flight.ready_at_s - flight.launched_s
+        self._end_block(flight)
+        return flight.output
+
+    def drop_job(self, job_id: int) -> None:
+        if self._flight is not None and self._flight.job_id == job_id:
+            raise RuntimeError(f"job {job_id} was dropped while its block is in flight")
+        del self._jobs[job_id]
+
     def close(self) -> None:
-        self._output, self._launched = None, False
+        self._output, self._launched, self._flight = None, False, None
+        self._jobs.clear()
+
+    def _end_block(self, flight: _Flight) -> None:
+        """The event that orders the lanes: what the block has written is there for everyone."""
+        for slot, kv in flight.writes:
+            self._kv[slot] = kv
+        self._jobs[flight.job_id].layers_done = flight.end_layer
+        if flight.end_layer == self.layers:
+            del self._jobs[flight.job_id]
+
+    def _step_takes_s(self, batch: StepBatch, split: Split | None) -> float:
+        if split is None:
+            return self._step_s + sum(piece.tokens for piece in batch.prefills) * self._prefill_s_per_token
+        context_tokens = sum(len(sequence.tokens) for sequence in batch.decodes)
+        prefill_units = self._flight.prefill_units if self._flight else 0
+        return self.costs.decode(len(batch.decodes), context_tokens, split.decode_units, prefill_units).predicted_s
 
     def _compute(self, sequence: SequenceView, start: int, count: int) -> int:
         """Writes the KV of tokens [start, start + count) and returns the last one."""
+        entries = self._entries(sequence, start, count)
+        for slot, kv in entries:
+            self._kv[slot] = kv
+        return entries[-1][1]
+
+    def _entries(self, sequence: SequenceView, start: int, count: int) -> list[tuple[int, int]]:
+        """(slot, KV) of tokens [start, start + count)."""
         tokens, pages, size = sequence.tokens, sequence.pages, self.page_size
         before = start - 1
         kv = self._kv[pages[before // size] * size + before % size] if start else 0
+        entries = []
         for position in range(start, start + count):
             kv = _extend(kv, tokens[position])
-            self._kv[pages[position // size] * size + position % size] = kv
-        return kv
+            entries.append((pages[position // size] * size + position % size, kv))
+        return entries
+
+    def _sample(self, last: Sequence[tuple[SequenceView, int]]) -> StepOutput:
+        """From the KV of each one's last token."""
+        output = StepOutput([_token(kv, sequence.params.seed, self.vocab_size) for sequence, kv in last])
+        if any(sequence.params.logprobs is not None for sequence, _ in last):
+            output.logprobs = [self._logprobs(s, token) for (s, _), token in zip(last, output.tokens, strict=True)]
+        return output
 
     def _logprobs(self, sequence: SequenceView, token: int) -> TokenLogprobs | None:
         """Made up: the chosen token is the likeliest, the others follow it in id order."""
@@ -101,3 +249,14 @@ class FakeRunner:
             return None
         top = tuple(((token + rank) % self.vocab_size, -0.5 - rank) for rank in range(min(count, self.vocab_size)))
         return TokenLogprobs(-0.5, top)
+
+
+def _snapshot(sequence: SequenceView) -> _Snapshot:
+    return _Snapshot(
+        sequence.request_id,
+        tuple(sequence.tokens),
+        tuple(sequence.pages),
+        sequence.prompt_tokens,
+        sequence.params,
+        sequence.stop_ids,
+    )

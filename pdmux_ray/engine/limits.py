@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 
-from pdmux_ray.config import EngineConfig
+from pdmux_ray.config import EngineConfig, MultiplexConfig
+from pdmux_ray.engine.runner import LaneRunner, Runner
 from pdmux_ray.errors import ConfigError
 from pdmux_ray.policy.batching import BatchLimits
 from pdmux_ray.types import ONE_PASS_MODES, Mode, ModelFacts
@@ -24,20 +26,62 @@ class EngineLimits:
     max_waiting: int  # requests that wait; one more is refused, also in a burst that comes between two steps of an idle engine
     prefix_cache: bool
     stall_timeout_s: float  # a step that takes longer makes the engine unhealthy
+    multiplex: MultiplexConfig = field(default_factory=MultiplexConfig)  # of the modes with lanes
+
+    def ttft_s(self, prompt_tokens: int) -> float:
+        """How soon such a prompt's first token is due; infinite without an objective."""
+        objectives = self.multiplex
+        return math.inf if objectives.ttft_s is None else objectives.ttft_s + objectives.ttft_s_per_token * prompt_tokens
 
     def batch_limits(self) -> BatchLimits:
         return BatchLimits(self.mode, self.chunk_tokens, self.max_prefill_tokens, self.max_batch)
 
 
-def resolve_limits(config: EngineConfig, facts: ModelFacts) -> EngineLimits:
-    """The configuration's limits for a model. Raises ConfigError when they ask for more context than the model has."""
+def with_lanes(runner: Runner | None, mode: Mode) -> LaneRunner:
+    """The runner, when its device can do this mode. Raises ConfigError."""
+    one_pass = " or ".join(mode.value for mode in ONE_PASS_MODES)
+    if not isinstance(runner, LaneRunner):
+        raise ConfigError(f"engine.mode: {mode.value} needs a device with lanes, which this one has not. Use {one_pass}.")
+    if not runner.splits and mode is not Mode.TIME_SHARED:
+        raise ConfigError(
+            f"engine.mode: {mode.value} needs two units (cores) at least, and this device has {runner.units}: raise "
+            f"engine.threads, give the process more cores, or use time_shared, {one_pass}."
+        )
+    return runner
+
+
+def _check_multiplex(settings: MultiplexConfig, mode: Mode, units: int) -> None:
+    """Raises ConfigError."""
+    if settings.policy != "slo" and mode is Mode.AUTO:
+        raise ConfigError(
+            f"engine.mode: auto compares predicted times, but engine.multiplex.policy {settings.policy} looks at none. Use "
+            "policy slo, or mode split, capped or time_shared."
+        )
+    if settings.policy == "slo" and settings.itl_s is None:
+        raise ConfigError(
+            "engine.multiplex.itl_s is missing: policy slo keeps the gap between two tokens under it. Set it (seconds), or use "
+            "policy fixed or sglang."
+        )
+    if settings.decode_units is not None and not settings.decode_units < units:
+        raise ConfigError(
+            f"engine.multiplex.decode_units is {settings.decode_units}, but the device has {units} units and a prefill needs "
+            f"one of them. Use 1 to {units - 1}, or leave it out."
+        )
+
+
+def resolve_limits(config: EngineConfig, facts: ModelFacts, runner: Runner | None = None) -> EngineLimits:
+    """The configuration's limits for a model on a device (None: one without lanes).
+
+    Raises ConfigError when they ask for more context than the model has, or for a mode that the device or a missing setting
+    does not allow.
+    """
     if config.context_length is not None and config.context_length > facts.context_length:
         raise ConfigError(
             f"engine.context_length is {config.context_length}, but the model is made for {facts.context_length} tokens. "
             "Lower it, or leave it out."
         )
     if config.mode not in ONE_PASS_MODES:
-        raise ConfigError(f"engine.mode: {config.mode.value} needs a device with lanes. Use prefill_first or chunked.")
+        _check_multiplex(config.multiplex, config.mode, with_lanes(runner, config.mode).units)
     return EngineLimits(
         context_length=config.context_length or facts.context_length,
         vocab_size=facts.vocab_size,
@@ -49,4 +93,5 @@ def resolve_limits(config: EngineConfig, facts: ModelFacts) -> EngineLimits:
         max_waiting=config.max_waiting,
         prefix_cache=config.prefix_cache and facts.prefixes_are_shareable,
         stall_timeout_s=config.stall_timeout_s,
+        multiplex=config.multiplex,
     )

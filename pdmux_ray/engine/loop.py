@@ -1,4 +1,7 @@
-"""The step loop: receive → plan → launch → collect → publish, in a thread of its own or stepped by hand (simulator, tests)."""
+"""The step loop: receive → plan → launch → collect → publish, in a thread of its own or stepped by hand (simulator, tests).
+
+This one is for a device that works on one batch at a time; `engine.lane_loop` has the one for a device with lanes.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from pdmux_ray.engine.request import Request
 from pdmux_ray.engine.runner import Runner, StepBatch
 from pdmux_ray.engine.scheduler import Scheduler, failure
 from pdmux_ray.errors import InstanceUnavailableError, PdmuxError
-from pdmux_ray.policy.decisions import StepReason
+from pdmux_ray.policy.decisions import StepPlan, StepReason
 from pdmux_ray.types import TokenEvent
 
 Publish = Callable[[str, list[TokenEvent]], None]
@@ -100,21 +103,36 @@ class StepLoop:
         with self._stepping:
             self._busy_since_s = now = self._clock.now()
             self._receive(now)
-            plan = self._scheduler.plan()
+            plan = self._scheduler.plan(now)
             if plan.reason is StepReason.IDLE:
                 self._busy_since_s = None
                 return False
-            batch = self._scheduler.apply(plan, now)
-            try:
-                self._runner.launch(batch, partial(self._give_up, batch))
-                output = self._runner.collect()
-            except Exception as error:
-                self._fail_batch(batch, error)
-            else:
-                if output is not None:
-                    self._scheduler.commit(batch, output, self._clock.now())
+            self._carry_out(plan, now)
             self._publish_events()
             return True
+
+    def _carry_out(self, plan: StepPlan, now: float) -> None:
+        batch = self._scheduler.apply(plan, now)
+        self._compute(plan, batch, partial(self._runner.launch, batch, partial(self._give_up, batch)))
+
+    def _compute(self, plan: StepPlan, batch: StepBatch, launch: Callable[[], None]) -> float | None:
+        """Launches a batch, waits for it and takes in its tokens; an error of the device ends the batch's requests.
+
+        The seconds it took; None when it was given up or has failed.
+        """
+        began_s = self._clock.now()
+        try:
+            launch()
+            output = self._runner.collect()
+        except Exception as error:
+            self._fail_batch(batch, error)
+            return None
+        ended_s = self._clock.now()
+        self._scheduler.timeline.step(plan, began_s, ended_s, len(self._scheduler.waiting))
+        if output is None:
+            return None
+        self._scheduler.commit(batch, output, ended_s)
+        return ended_s - began_s
 
     def check_integrity(self) -> None:
         with self._stepping:
@@ -179,14 +197,9 @@ class StepLoop:
         return prefilled.issubset(later)
 
     def _fail_batch(self, batch: StepBatch, error: Exception) -> None:
-        logger.error("a step failed on the device; its requests end, the engine goes on", exc_info=error)
         sequences = [*batch.decodes, *(piece.sequence for piece in batch.prefills)]
         requests = (self._scheduler.requests.get(sequence.request_id) for sequence in sequences)
-        self._scheduler.fail(
-            [request for request in requests if request is not None],
-            PdmuxError("The device failed while it computed this request. Try again."),
-            self._clock.now(),
-        )
+        self._scheduler.fail([request for request in requests if request is not None], device_failure(error), self._clock.now())
 
     def _publish_events(self) -> None:
         for sink, events in self._scheduler.take_events().items():
@@ -201,3 +214,9 @@ class StepLoop:
             logger.exception("sink %r did not take its events; its requests are aborted", sink)
             return False
         return True
+
+
+def device_failure(error: Exception) -> PdmuxError:
+    """What the clients are told of it; the log has the rest."""
+    logger.error("a step failed on the device; its requests end, the engine goes on", exc_info=error)
+    return PdmuxError("The device failed while it computed this request. Try again.")

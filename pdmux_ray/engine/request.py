@@ -49,6 +49,7 @@ class Request:
         page_size: int,
         prefix_cache: bool,
         now: float,
+        ttft_s: float = math.inf,
     ) -> None:
         params = new.params
         self.request_id = new.request_id
@@ -56,7 +57,7 @@ class Request:
         self.params = params
         self.arrival = -1  # given when it is enqueued
         self.deadline_s = new.deadline_s
-        self.ttft_deadline_s = math.inf
+        self.ttft_deadline_s = now + ttft_s
         self.tokens = list(new.prompt)
         self.prompt_tokens = len(new.prompt)
         self.computed_tokens = 0

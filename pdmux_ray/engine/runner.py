@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from pdmux_ray.types import SamplingParams, Split, TokenLogprobs
 
@@ -107,6 +107,7 @@ class Runner(Protocol):
         """Frees the device. Safe to call twice."""
 
 
+@runtime_checkable
 class LaneRunner(Runner, Protocol):
     """A device with two lanes that run at the same time and share the KV pool. Called from one thread, as a `Runner` is.
 

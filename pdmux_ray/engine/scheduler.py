@@ -3,12 +3,15 @@
     plan() -> StepPlan    apply(plan) -> StepBatch    commit(batch, output)    take_events()
 
 It is the `EngineView` that `policy.batching.plan_step` reads. Everything here runs in the step loop's thread.
+`engine.lanes` has the one for a device with lanes.
 """
 
 from __future__ import annotations
 
+import math
+from bisect import insort
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise, repeat
 
 from pdmux_ray.engine.counters import Counters
@@ -16,6 +19,7 @@ from pdmux_ray.engine.limits import EngineLimits
 from pdmux_ray.engine.pages import Hit, PagePool
 from pdmux_ray.engine.request import Request
 from pdmux_ray.engine.runner import PrefillSlice, StepBatch, StepOutput
+from pdmux_ray.engine.timeline import Timeline
 from pdmux_ray.errors import DeadlineError, IntegrityError, PdmuxError
 from pdmux_ray.policy.batching import plan_step
 from pdmux_ray.policy.decisions import Chunk, StepPlan, StepReason
@@ -24,18 +28,20 @@ from pdmux_ray.types import FinishReason, Phase, TokenEvent, TokenLogprobs
 
 
 class Scheduler:
-    """The live requests of one instance: QUEUED in `waiting`, PREFILL in `prefilling`, DECODE in `decoding`."""
+    """The live requests of one instance: QUEUED in `waiting`, PREFILL in `prefilling`, DECODE in `decoding`: oldest first."""
 
-    def __init__(self, limits: EngineLimits, pool: PagePool) -> None:
+    def __init__(self, limits: EngineLimits, pool: PagePool, timeline: Timeline) -> None:
         self.pool = pool
+        self.timeline = timeline
+        self.now = 0.0  # when the plan was made
         self.counters = Counters(queued_finishes_s=deque([0.0], maxlen=4 * limits.max_batch))
         self.requests: dict[str, Request] = {}
         self.waiting: deque[Request] = deque()
-        self.prefilling: list[Request] = []  # oldest arrival first
-        self.decoding: list[Request] = []  # oldest arrival first
+        self.prefilling: list[Request] = []
+        self.decoding: list[Request] = []
         self._batch_limits = limits.batch_limits()
         self._events: dict[str, list[TokenEvent]] = {}  # by sink
-        self._step_began_s = 0.0
+        self._counted_to_s = 0.0  # up to when `counters.queued_s` has counted
 
     # What a policy sees.
 
@@ -59,10 +65,12 @@ class Scheduler:
         """Takes in a QUEUED request with a new id, later in arrival than all before."""
         self.requests[request.request_id] = request
         self.waiting.append(request)
+        self.timeline.arrived(request.history[0][0], request.request_id, request.prompt_tokens)
 
-    def plan(self) -> StepPlan:
+    def plan(self, now: float) -> StepPlan:
         """Raises IntegrityError when nothing can run although someone waits: they would wait for ever."""
-        plan = plan_step(self, self._batch_limits)
+        self.now = now
+        plan = self._decide()
         if plan.reason is StepReason.IDLE and self.requests:
             raise IntegrityError(f"{len(self.requests)} requests are live, but the plan is to do nothing")
         return plan
@@ -70,11 +78,13 @@ class Scheduler:
     def apply(self, plan: StepPlan, now: float) -> StepBatch:
         """Preempts, starts requests and gives out pages. Raises IntegrityError when the plan does not fit the state."""
         requests = self.requests
-        self._step_began_s = now
+        self._counted_to_s = now
+        block = plan.lanes.block if plan.lanes else None
+        chunks = (*plan.prefill, *block.chunks) if block else plan.prefill
         for request_id in plan.preempt:
             self._preempt(requests[request_id], now)
         # Hits are held before anyone takes a page, so that nobody's new page evicts another's hit.
-        started = [self._start(chunk, now) for chunk in plan.prefill if requests[chunk.request_id].phase is Phase.QUEUED]
+        started = [self._start(chunk, now) for chunk in chunks if requests[chunk.request_id].phase is Phase.QUEUED]
         page_size = self.pool.page_size
         decodes = [requests[request_id] for request_id in plan.decode]
         for request in decodes:
@@ -88,24 +98,15 @@ class Scheduler:
 
     def commit(self, batch: StepBatch, output: StepOutput, now: float) -> None:
         """Takes in a step's tokens: appends, publishes full pages, ends what is finished (its pages are free afterwards)."""
-        sampled = [piece for piece in batch.prefills if piece.sample]
-        tokens = output.tokens
-        logprobs: Iterable[TokenLogprobs | None] = output.logprobs or repeat(None, len(tokens))
-        if len(tokens) != len(batch.decodes) + len(sampled) or len(output.logprobs) not in (0, len(tokens)):
-            raise IntegrityError(
-                f"a step of {len(batch.decodes)} decodes and {len(sampled)} sampled prefills answered with "
-                f"{len(tokens)} tokens and {len(output.logprobs)} logprobs"
-            )
-        if self.waiting:
-            self.counters.queued_s += now - self._step_began_s
-        results = zip(tokens, logprobs, strict=True)
+        results = results_of(output, len(batch.decodes) + sum(piece.sample for piece in batch.prefills))
+        self._count_waiting(now)
         # `zip` asks the decodes first, so that it leaves the prefills' results untouched.
         for sequence, (token, logprob) in zip(batch.decodes, results, strict=False):
             assert isinstance(sequence, Request)
             self._append(sequence, token, logprob, now)
         self._commit_prefills(batch.prefills, results, now)
         self.counters.steps += 1
-        self.counters.generated_tokens += len(tokens)
+        self.counters.generated_tokens += len(output.tokens)
 
     def take_events(self) -> dict[str, list[TokenEvent]]:
         """The news since the last call, by sink."""
@@ -145,18 +146,29 @@ class Scheduler:
                 raise IntegrityError(f"the {phase.value} queue is not in order of arrival")
             for request in queue:
                 _check_request(request, phase, self.pool.page_size)
-        self.pool.check_integrity(request.pages for request in queued)
+        self.pool.check_integrity(self._page_lists())
+
+    def _decide(self) -> StepPlan:
+        return plan_step(self, self._batch_limits)
+
+    def _page_lists(self) -> Iterable[Sequence[int]]:
+        """The pages of everyone who holds any."""
+        return (request.pages for request in self.requests.values())
+
+    def _count_waiting(self, now: float) -> None:
+        if self.waiting:
+            self.counters.queued_s += now - self._counted_to_s
+        self._counted_to_s = now
 
     def _start(self, chunk: Chunk, now: float) -> Request:
-        request = self.waiting.popleft()
+        request = self.requests[chunk.request_id]
         hit = request.prefix_hit(self.pool)
-        if request.request_id != chunk.request_id or hit.tokens != chunk.start:
-            raise IntegrityError(
-                f"{chunk} does not fit request {request.request_id}, which is next and hits {hit.tokens} tokens"
-            )
+        if hit.tokens != chunk.start:
+            raise IntegrityError(f"{chunk} does not fit request {request.request_id}, which hits {hit.tokens} tokens")
+        self.waiting.remove(request)
         request.start(hit, self.pool)
         request.move(Phase.PREFILL, now)
-        self.prefilling.append(request)
+        _put(request, self.prefilling)
         self.counters.prefix_hit_tokens += hit.tokens
         return request
 
@@ -171,7 +183,7 @@ class Scheduler:
         self._queue(request).remove(request)
         request.give_up_pages(self.pool)
         request.move(Phase.QUEUED, now)
-        self.waiting.appendleft(request)
+        _put(request, self.waiting)
         self.counters.preemptions += 1
 
     def _commit_prefills(
@@ -189,7 +201,7 @@ class Scheduler:
                 continue
             self.prefilling.remove(request)
             request.move(Phase.DECODE, now)
-            self.decoding.append(request)  # in order: whoever decodes already is older
+            _put(request, self.decoding)
             token, logprob = next(sampled)
             self._append(request, token, logprob, now)
 
@@ -203,6 +215,7 @@ class Scheduler:
         event = TokenEvent(request.request_id, token, logprob)
         if computed == request.prompt_tokens:
             event.cached_tokens = request.cached_tokens
+            request.ttft_deadline_s = math.inf
         finish = request.finish_reason(token)
         if finish is not None:
             event.finish = finish
@@ -220,12 +233,17 @@ class Scheduler:
     def _end(self, request: Request, phase: Phase, finish: FinishReason, now: float) -> None:
         """The one place where a request leaves: its queue, its pages, its id."""
         self._queue(request).remove(request)
-        request.give_up_pages(self.pool)
+        self._let_go(request)
         request.move(phase, now)
         del self.requests[request.request_id]
+        self.timeline.ended(now, request.request_id, finish.value, request.generated_tokens)
         self.counters.finished[finish] += 1
         if self.waiting:
             self.counters.queued_finishes_s.append(self.counters.queued_s)
+
+    def _let_go(self, request: Request) -> None:
+        """Frees the pages of a request that ends."""
+        request.give_up_pages(self.pool)
 
     def _queue(self, request: Request) -> deque[Request] | list[Request]:
         if request.phase is Phase.DECODE:
@@ -238,6 +256,25 @@ class Scheduler:
             self._events[sink] = [event]
         else:
             events.append(event)
+
+
+def results_of(output: StepOutput, expected: int) -> Iterator[tuple[int, TokenLogprobs | None]]:
+    """Each sampled token with its logprobs. Raises IntegrityError when there are not as many as expected."""
+    tokens = output.tokens
+    logprobs: Iterable[TokenLogprobs | None] = output.logprobs or repeat(None, len(tokens))
+    if len(tokens) != expected or len(output.logprobs) not in (0, expected):
+        raise IntegrityError(
+            f"a step that samples {expected} tokens answered with {len(tokens)} tokens and {len(output.logprobs)} logprobs"
+        )
+    return zip(tokens, logprobs, strict=True)
+
+
+def _put(request: Request, queue: deque[Request] | list[Request]) -> None:
+    """Into its place by arrival."""
+    if not queue or queue[-1].arrival < request.arrival:
+        queue.append(request)
+    else:
+        insort(queue, request, key=lambda other: other.arrival)
 
 
 def failure(request_id: str, error: PdmuxError) -> TokenEvent:

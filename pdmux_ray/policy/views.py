@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from pdmux_ray.types import Mode, Split
 
@@ -109,6 +109,17 @@ class CostModel(Protocol):
 
     def mixed(self, batch: int, context_tokens: int, pieces: Sequence[Piece], units: int) -> Estimate:
         """A step of all layers that decodes and prefills in one pass (CHUNKED)."""
+
+
+@runtime_checkable
+class LearningCostModel(CostModel, Protocol):
+    """One that corrects itself: it is told what each step took (the other arguments as in its predictions)."""
+
+    def observe_decode(self, batch: int, context_tokens: int, units: int, prefill_units: int, seconds: float) -> None: ...
+
+    def observe_prefill(self, pieces: Sequence[Piece], layers: int, units: int, decode_units: int, seconds: float) -> None: ...
+
+    def observe_mixed(self, batch: int, context_tokens: int, pieces: Sequence[Piece], units: int, seconds: float) -> None: ...
 
 
 class JobView(Protocol):

@@ -1,0 +1,144 @@
+"""The step loop of a device with lanes: decodes on one, a block of a prefill's layers on the other.
+
+    receive → plan → launch the block → launch the decodes → collect the decodes → collect the block, if it is done → publish
+
+A decode never waits for the block in flight, unless it needs units that the block holds. A step without decodes waits for its
+block. TIME_SHARED: the block follows the decodes, each has every unit, and the step ends with the block.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+
+from pdmux_ray.clock import Clock
+from pdmux_ray.engine.jobs import Job
+from pdmux_ray.engine.lanes import LaneScheduler
+from pdmux_ray.engine.loop import Publish, StepLoop, device_failure
+from pdmux_ray.engine.runner import LaneRunner, StepBatch, never
+from pdmux_ray.errors import PdmuxError
+from pdmux_ray.policy.decisions import LaneUse, StepPlan, StepReason
+from pdmux_ray.policy.views import CostModel, LearningCostModel, Piece
+from pdmux_ray.types import Mode
+
+logger = logging.getLogger(__name__)
+
+
+class LaneLoop(StepLoop):
+    """Drives a `LaneScheduler` and a `LaneRunner`. `costs` is told what each step took, if it wants to know."""
+
+    def __init__(
+        self, device: LaneRunner, lanes: LaneScheduler, publish: Publish, clock: Clock, costs: CostModel | None
+    ) -> None:
+        super().__init__(device, lanes, publish, clock)
+        self._device = device
+        self._lanes = lanes
+        self._costs = costs if isinstance(costs, LearningCostModel) else None
+
+    @property
+    def step_age_s(self) -> float:
+        """Seconds since the step under way began, or the block in flight if that is older; 0 while there is neither."""
+        job = self._lanes.in_flight
+        flight = job.flight if job is not None else None
+        return max(super().step_age_s, self._clock.now() - flight.launched_s if flight is not None else 0.0)
+
+    def _receive(self, now: float) -> None:
+        super()._receive(now)
+        if not self._lanes.requests:
+            self._collect_block()  # nobody waits for it, and nothing else will run
+        self._drop_jobs()
+
+    def _carry_out(self, plan: StepPlan, now: float) -> None:
+        lanes = self._lanes
+        if lanes.must_land(plan):
+            self._collect_block()
+            plan = lanes.plan(self._clock.now())
+            if plan.reason is StepReason.IDLE:
+                return
+        batch, use = lanes.apply(plan, now), plan.lanes
+        self._drop_jobs()
+        if use is None or batch.prefills:
+            self._run_in_one_pass(plan, batch)
+            return
+        at_once = use.mode is not Mode.TIME_SHARED
+        if at_once:
+            self._launch_block(use, batch)
+        if batch.decodes:
+            self._decode(plan, use, batch)
+        if not at_once:
+            self._publish_events()
+            self._launch_block(use, batch)
+        if not (at_once and batch.decodes) or self._device.block_done():
+            self._collect_block()
+
+    def _run_in_one_pass(self, plan: StepPlan, batch: StepBatch) -> None:
+        context_tokens = _context_tokens(batch)
+        seconds = self._compute(plan, batch, partial(self._device.launch, batch, partial(self._give_up, batch)))
+        if seconds is not None and self._costs is not None:
+            pieces = [Piece(piece.tokens, piece.start) for piece in batch.prefills]
+            self._costs.observe_mixed(len(batch.decodes), context_tokens, pieces, self._lanes.units, seconds)
+
+    def _decode(self, plan: StepPlan, use: LaneUse, batch: StepBatch) -> None:
+        flight = self._lanes.in_flight.flight if self._lanes.in_flight else None
+        prefill_units = flight.use.split.prefill_units if flight else 0
+        context_tokens = _context_tokens(batch)
+        seconds = self._compute(plan, batch, partial(self._device.launch, batch, never, use.split))
+        if seconds is not None and self._costs is not None:
+            self._costs.observe_decode(len(batch.decodes), context_tokens, use.split.decode_units, prefill_units, seconds)
+
+    def _launch_block(self, use: LaneUse, batch: StepBatch) -> None:
+        if use.block is None:
+            return
+        at_once = batch.decodes and use.mode is not Mode.TIME_SHARED
+        job = self._lanes.begin_block(use, use.split.decode_units if at_once else 0, self._clock.now())
+        try:
+            if job.layers_done == 0:
+                self._device.open_job(job.job_id, job.slices)
+            self._device.launch_block(job.job_id, job.end_layer, use.split)
+        except Exception as error:
+            self._lanes.fail_block(device_failure(error), self._clock.now())
+
+    def _collect_block(self) -> None:
+        """Waits for the block in flight, if there is one, and takes in what it computed: from now on others may read that."""
+        job = self._lanes.in_flight
+        if job is None:
+            return
+        try:
+            output = self._device.collect_block()
+        except Exception as error:
+            self._lanes.fail_block(device_failure(error), self._clock.now())
+            return
+        self._note_block(job)
+        self._lanes.end_block(output, self._clock.now())
+        self._drop_jobs()
+
+    def _note_block(self, job: Job) -> None:
+        flight, seconds = job.flight, self._device.block_s
+        assert flight is not None
+        tokens = sum(piece.new_tokens for piece in job.pieces)
+        self._lanes.timeline.block(
+            flight.use, job.job_id, flight.first_layer, tokens, flight.launched_s, flight.launched_s + seconds
+        )
+        if self._costs is not None:
+            layers = job.end_layer - flight.first_layer
+            units = flight.use.split.prefill_units
+            self._costs.observe_prefill(job.pieces, layers, units, flight.beside_units, seconds)
+
+    def _drop_jobs(self) -> None:
+        for job_id in self._lanes.take_dropped():
+            self._device.drop_job(job_id)
+
+    def end_all(self, error: PdmuxError) -> None:
+        """As always, but only when the device writes no more."""
+        with self._stepping:
+            try:
+                self._collect_block()
+            except Exception:
+                logger.critical("the block in flight could not be ended in order", exc_info=True)
+            super().end_all(error)
+            self._drop_jobs()
+
+
+def _context_tokens(batch: StepBatch) -> int:
+    """Of its decodes, before their new tokens are appended."""
+    return sum(len(sequence.tokens) for sequence in batch.decodes)
