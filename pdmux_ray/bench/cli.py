@@ -1,8 +1,9 @@
-"""`pdmux bench`: the command line. Light to import; what a command needs is imported when it runs.
+"""`pdmux bench` and `pdmux timeline`: the command line. Light to import; what a command needs is imported when it runs.
 
 pdmux bench URL --workload sharegpt --rates 1,2,4 --slo ttft=0.5,itl=50ms --out DIR
 pdmux bench compare A B … --workload … --out DIR       A, B: name=URL, or name=DIR of a finished run
 pdmux bench report DIR
+pdmux timeline URL --out FILE --picture FILE
 """
 
 from __future__ import annotations
@@ -51,6 +52,17 @@ def add_bench(parser: argparse.ArgumentParser) -> None:
     report = actions.add_parser("report", help="build report.html again from the files")
     report.add_argument("directory", type=Path, metavar="DIR")
     report.set_defaults(run=_report)
+
+
+def add_timeline(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Writes what the step loops of a server of pdmux-ray did lately as a trace, as a picture, or both."
+    parser.add_argument("url", metavar="URL", help="of the server, such as http://127.0.0.1:8000")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="a trace (JSON) for https://ui.perfetto.dev")
+    parser.add_argument("--picture", type=Path, metavar="FILE", help="a page (HTML): units per lane under the arrivals")
+    parser.add_argument("--seconds", type=_positive, default=60.0, metavar="S", help="how far back; default 60")
+    parser.add_argument("--instance", metavar="ID", help="one of the server's instances; default: all")
+    _add_api_key(parser)
+    parser.set_defaults(run=_timeline)
 
 
 def add_load(parser: argparse.ArgumentParser) -> None:
@@ -109,6 +121,10 @@ def _add_server(group: argparse._ArgumentGroup) -> None:
     text = "chat needs a workload of texts"
     group.add_argument("--endpoint", choices=("completions", "chat"), default="completions", help=text)
     group.add_argument("--model", metavar="NAME", help="default: the first that the server lists")
+    _add_api_key(group)
+
+
+def _add_api_key(group: argparse._ActionsContainer) -> None:
     text = f"default: ${API_KEY_VARIABLE}"
     group.add_argument("--api-key", default=os.environ.get(API_KEY_VARIABLE), metavar="KEY", help=text)
 
@@ -131,13 +147,19 @@ def _report(args: argparse.Namespace) -> int:
     return report(args.directory)
 
 
+def _timeline(args: argparse.Namespace) -> int:
+    with _extra("timeline"):
+        from pdmux_ray.bench.timeline import timeline
+    return timeline(args)
+
+
 @contextmanager
-def _extra() -> Iterator[None]:
+def _extra(command: str = "bench") -> Iterator[None]:
     """Says which extra has a package that is missing."""
     try:
         yield
     except ModuleNotFoundError as error:
-        raise ConfigError(f"`pdmux bench` needs {error.name}: install pdmux-ray[bench].") from None
+        raise ConfigError(f"`pdmux {command}` needs {error.name}: install pdmux-ray[bench].") from None
 
 
 def _positive(text: str) -> float:

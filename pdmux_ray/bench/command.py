@@ -19,7 +19,7 @@ from pdmux_ray.bench.generator import run as run_loop
 from pdmux_ray.bench.offer import Arrivals, Offer, Terms
 from pdmux_ray.bench.provenance import provenance
 from pdmux_ray.bench.search import Bisection
-from pdmux_ray.bench.session import REQUESTS_FILE, Session
+from pdmux_ray.bench.session import REQUESTS_FILE, UNITS_FILE, Session
 from pdmux_ray.bench.slo_text import SloText
 from pdmux_ray.errors import ConfigError, PdmuxError
 from pdmux_ray.metrics import summary as summaries
@@ -136,7 +136,7 @@ class Job:
 def claim(directory: Path, force: bool) -> None:
     """Makes the directory for results. Raises ConfigError when it has some already (`force` removes them), or when it cannot be
     written."""
-    names = (summaries.FILE_NAME, REQUESTS_FILE, REPORT_FILE, COMPARISON_FILE)
+    names = (summaries.FILE_NAME, REQUESTS_FILE, UNITS_FILE, REPORT_FILE, COMPARISON_FILE)
     try:
         directory.mkdir(parents=True, exist_ok=True)
         there = [name for name in names if (directory / name).exists()]
@@ -254,6 +254,7 @@ def write_report(directory: Path, sessions: Sequence[Session]) -> Path:
             session.name,
             summary := session.summary(),
             [(run, record.lifelines) for run, record in zip(summary.runs, session.records, strict=True)],
+            session.units,
         )
         for session in sessions
     ]

@@ -12,10 +12,12 @@ from pdmux_ray.bench.generator import run as run_loop
 from pdmux_ray.bench.offer import Offer
 from pdmux_ray.bench.session import RunRecord, Session, from_first_arrival
 from pdmux_ray.bench.targets import TargetError, checked
+from pdmux_ray.bench.timeline import fetch, run_samples
 from pdmux_ray.metrics.lifeline import Ending, Lifeline
 from pdmux_ray.metrics.summary import RunSummary
 from pdmux_ray.report import figures
 from pdmux_ray.report.progress import Progress
+from pdmux_ray.report.series import Window
 
 INTERRUPTED = "interrupted"
 _COUNTING = {"exact": "counted by the server", "estimated": "estimated from the lengths of their texts"}
@@ -70,11 +72,25 @@ class Conductor:
             session.note(f"{session.name}, {figures.rate(level)}{' at once' if self.closed else ' requests/s'}: {note}")
         session.note(f"{session.name}: the tokens of a chunk are {_COUNTING[load.counting]}.")
         summary = session.add(RunRecord(rate, lifelines, invalid))
+        if gone is None and not load.interrupted:
+            self._take_units(session, target, load)
         if load.interrupted:
             raise KeyboardInterrupt
         if gone:
             raise gone
         return summary
+
+    def _take_units(self, session: Session, target: Target, load: Load) -> None:
+        """What the server's lanes did during the run, where it tells that. A report can do without."""
+        counted = sorted(load.lifelines, key=lambda lifeline: lifeline.due_s)[self.offer.warmup :]
+        window = Window.of(counted)
+        try:
+            fetched = fetch(target.url, time.perf_counter() - window.begin_s, target.api_key)
+        except TargetError as error:
+            session.note(f"{session.name}: the units of its lanes are not shown: {error}")
+            return
+        if fetched is not None:
+            session.add_units(run_samples(fetched, window.begin_s, window.end_s, len(session.records) - 1))
 
 
 def _gone(target: Target) -> TargetError | None:

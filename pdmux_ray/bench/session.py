@@ -2,6 +2,8 @@
 
 `requests.jsonl` has one lifeline a line: {"run": index in summary.json, "due_s": …, "token_s": […], …}, times in seconds from
 the run's first arrival, to the microsecond; null where something never happened.
+
+`units.jsonl`, of servers that tell their timeline: {"run": …, "time_s": …, "prefill_units": …, "decode_units": …} from then on.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ import json
 import math
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +22,10 @@ from pdmux_ray.metrics import summary as summaries
 from pdmux_ray.metrics.goodput import RatePoint
 from pdmux_ray.metrics.lifeline import Ending, Lifeline
 from pdmux_ray.metrics.summary import RunSummary, Summary
+from pdmux_ray.report.series import UnitsSample
 
 REQUESTS_FILE = "requests.jsonl"
+UNITS_FILE = "units.jsonl"
 
 _TIMES = ("due_s", "sent_s", "ended_s")
 _PLAIN = ("finish_reason", "error", "prompt_tokens", "asked_tokens")
@@ -46,6 +50,7 @@ class Session:
         self.conditions = dict(conditions)  # what was asked of the target, in words
         self.notes: list[str] = []
         self.records: list[RunRecord] = []
+        self.units: list[UnitsSample] = []  # of the runs whose server tells its timeline
         self.finished = False  # its files stay as they are
 
     @classmethod
@@ -61,6 +66,7 @@ class Session:
             if len(of_run) != run.requests:
                 raise ConfigError(f"{directory}: summary.json and {REQUESTS_FILE} are not of the same runs. Run it again.")
             session.records.append(RunRecord(run.rate, of_run, run.invalid))
+        session.units = read_units(directory)
         return session
 
     def add(self, record: RunRecord) -> RunSummary:
@@ -69,6 +75,12 @@ class Session:
         append_requests(self.directory, len(self.records) - 1, record.lifelines)
         summary = self.write()
         return summary.runs[-1]
+
+    def add_units(self, samples: Sequence[UnitsSample]) -> None:
+        """Of the last run. Raises OSError when they cannot be written."""
+        self.units += samples
+        with (self.directory / UNITS_FILE).open("a", encoding="utf-8") as file:
+            file.writelines(json.dumps(asdict(sample), separators=(",", ":")) + "\n" for sample in samples)
 
     def note(self, text: str) -> None:
         """Something that the report must say, once."""
@@ -123,6 +135,18 @@ def read_requests(directory: Path, runs: int) -> list[list[Lifeline]]:
                 raise ConfigError(f"{path}, line {number} is not a request of summary.json's runs: {error!r}") from None
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error}. Give a directory that a finished run has written.") from None
+    return found
+
+
+def read_units(directory: Path) -> list[UnitsSample]:
+    """None where no server told its timeline. Raises ConfigError."""
+    path = directory / UNITS_FILE
+    found = []
+    for number, document in _documents(path) if path.exists() else ():
+        try:
+            found.append(UnitsSample(**document))
+        except TypeError as error:
+            raise ConfigError(f"{path}, line {number} is no sample of units: {error}") from None
     return found
 
 

@@ -146,8 +146,8 @@ def _times(name: str, record: Step | PrefillBlock) -> list[Event]:
 
 
 def _slice(tid: int, record: Step | PrefillBlock, name: str, args: Mapping[str, Any]) -> Event:
-    length_us = _us(record.end_s) - _us(record.begin_s)
-    return {"ph": "X", "tid": tid, "ts": record.begin_s, "dur": round(length_us, 1), "name": name, "args": args}
+    length_us = round(_us(record.end_s) - _us(record.begin_s), 1)
+    return {"ph": "X", "tid": tid, "ts": record.begin_s, "dur": length_us, "name": name, "cat": record.mode, "args": args}
 
 
 def _counter(at_s: float, name: str, values: Mapping[str, float]) -> Event:
@@ -212,24 +212,32 @@ def _changes(uses: Sequence[Use]) -> Iterable[tuple[float, float]]:
         yield end_s, 0.0
 
 
+def events_of(trace: Trace, instance: str, phase: str, name: str | None = None) -> list[Event]:
+    """Read back: an instance's events of a phase ("X" slices, "C" counters, "i" instants), of one name or of any."""
+    pid = trace["otherData"]["instances"][instance]["pid"]
+    return [e for e in trace["traceEvents"] if e["pid"] == pid and e["ph"] == phase and name in (None, e["name"])]
+
+
 def units_of(trace: Trace, instance: str) -> list[UnitsChange]:
     """Read back, on the trace's clock."""
-    pid = trace["otherData"]["instances"][instance]["pid"]
-    return [
-        UnitsChange(event["ts"] / 1e6, event["args"]["prefill"], event["args"]["decode"])
-        for event in trace["traceEvents"]
-        if event["pid"] == pid and event["ph"] == "C" and event["name"] == "units"
-    ]
+    counters = events_of(trace, instance, "C", "units")
+    return [UnitsChange(event["ts"] / 1e6, event["args"]["prefill"], event["args"]["decode"]) for event in counters]
 
 
 def arrivals_of(trace: Trace, instance: str) -> list[tuple[float, int]]:
     """(when, prompt tokens), read back."""
-    pid = trace["otherData"]["instances"][instance]["pid"]
-    return [
-        (event["ts"] / 1e6, event["args"]["prompt tokens"])
-        for event in trace["traceEvents"]
-        if event["pid"] == pid and event["ph"] == "i" and event["name"] == "arrival"
-    ]
+    return [(event["ts"] / 1e6, event["args"]["prompt tokens"]) for event in events_of(trace, instance, "i", "arrival")]
+
+
+def together(instances: Sequence[Sequence[UnitsChange]]) -> list[UnitsChange]:
+    """The units of several instances added up."""
+    steps = sorted((change.at_s, index, change) for index, changes in enumerate(instances) for change in changes)
+    held = [UnitsChange(0.0, 0.0, 0.0)] * len(instances)
+    found = []
+    for at_s, index, change in steps:
+        held[index] = change
+        found.append(UnitsChange(at_s, sum(c.prefill_units for c in held), sum(c.decode_units for c in held)))
+    return found
 
 
 def means(changes: Sequence[UnitsChange], begin_s: float, end_s: float, stretches: int) -> list[UnitsChange]:

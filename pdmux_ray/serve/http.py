@@ -6,7 +6,7 @@ import asyncio
 import hmac
 import json
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
 from fastapi import Depends, FastAPI, Request
@@ -20,6 +20,8 @@ from pdmux_ray.serve.problems import BodyTooLargeError, KeyRefusedError, Problem
 
 BODY_S = 60.0  # a body that takes longer to come is given up
 TIMELINE_S = 60.0  # the part of a timeline that is told unless the client says
+
+READ = ("GET", "HEAD")
 
 Handler = Callable[[bytes], Awaitable[Response]]
 
@@ -88,16 +90,18 @@ def build_http_app(gateway: Backend) -> FastAPI:
         trace = await gateway.timeline(asked.get("instance"), _seconds(asked.get("seconds")))
         return Response(trace, media_type="application/json")
 
-    options: dict[str, Any] = {"response_model": None}
-    read = ["GET", "HEAD"]
-    app.add_api_route("/v1/chat/completions", chat, methods=["POST"], dependencies=keyed, **options)
-    app.add_api_route("/v1/completions", complete, methods=["POST"], dependencies=keyed, **options)
-    app.add_api_route("/v1/models", models, methods=read, dependencies=keyed, **options)
-    app.add_api_route("/v1/models/{model_id:path}", model, methods=read, dependencies=keyed, **options)
-    app.add_api_route("/metrics", metrics, methods=read, dependencies=keyed, **options)
-    app.add_api_route("/debug/timeline", timeline, methods=read, dependencies=keyed, **options)
-    app.add_api_route("/health", health, methods=read, **options)
-    app.add_api_route("/version", version, methods=read, **options)
+    def route(path: str, endpoint: Callable[..., Any], methods: Sequence[str], open_to_all: bool = False) -> None:
+        dependencies = [] if open_to_all else keyed
+        app.add_api_route(path, endpoint, methods=list(methods), dependencies=dependencies, response_model=None)
+
+    route("/v1/chat/completions", chat, ["POST"])
+    route("/v1/completions", complete, ["POST"])
+    route("/v1/models", models, READ)
+    route("/v1/models/{model_id:path}", model, READ)
+    route("/metrics", metrics, READ)
+    route("/debug/timeline", timeline, READ)
+    route("/health", health, READ, open_to_all=True)
+    route("/version", version, READ, open_to_all=True)
     return app
 
 

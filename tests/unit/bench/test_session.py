@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 
 from pdmux_ray.bench.offer import Terms
-from pdmux_ray.bench.session import REQUESTS_FILE, RunRecord, Session, from_first_arrival, read_requests
+from pdmux_ray.bench.session import REQUESTS_FILE, UNITS_FILE, RunRecord, Session, from_first_arrival, read_requests
 from pdmux_ray.errors import ConfigError
 from pdmux_ray.metrics import summary as summaries
 from pdmux_ray.metrics.goodput import Slo
 from pdmux_ray.metrics.lifeline import Ending, Lifeline
+from pdmux_ray.report.series import UnitsSample
 from tests.unit.metrics.lifelines import served
 
 TERMS = Terms(Slo(ttft_s=0.5, itl_s=0.2))
@@ -51,6 +52,15 @@ def test_the_files_are_there_after_every_run(tmp_path: Path) -> None:
     session.add(RunRecord(2.0, [fast(0.0), fast(1.0)]))
     assert len(summaries.read(tmp_path).runs) == 2
     assert [len(run) for run in read_requests(tmp_path, 2)] == [1, 2]
+
+
+def test_units_of_lanes_are_kept_beside_the_runs_they_belong_to(tmp_path: Path) -> None:
+    session = session_of(tmp_path, RunRecord(1.0, [fast(0.0)]))
+    session.add_units([UnitsSample(0.5, 3, 1, 0), UnitsSample(0.7, 0, 4, 0)])
+    assert Session.read("a", tmp_path).units == [UnitsSample(0.5, 3, 1, 0), UnitsSample(0.7, 0, 4, 0)]
+    (tmp_path / UNITS_FILE).write_text('{"time_s": 1}\n')
+    with pytest.raises(ConfigError, match="line 1 is no sample of units"):
+        Session.read("a", tmp_path)
 
 
 def test_rounds_at_one_rate_are_one_point_each_round_in_its_own_order(tmp_path: Path) -> None:

@@ -21,7 +21,9 @@ from pdmux_ray.metrics.trace import (
     arrivals_of,
     chrome_trace,
     clock_offset_s,
+    events_of,
     means,
+    together,
     units_changes,
     units_of,
 )
@@ -52,7 +54,7 @@ def trace_of(*records: Record, offset_s: float = 0.0) -> Trace:
 
 
 def events(trace: Trace, phase: str, name: str | None = None) -> list[Event]:
-    return [event for event in trace["traceEvents"] if event["ph"] == phase and name in (None, event["name"])]
+    return events_of(trace, "one", phase, name)
 
 
 def test_a_step_is_a_slice_of_the_decode_lane_with_its_reason_and_what_was_predicted() -> None:
@@ -161,6 +163,16 @@ def test_means_keep_the_units_seconds_of_each_lane(changes: list[tuple[float, in
             max(0.0, min(end, 8.0) - max(change.at_s, 2.0)) * change[lane] for change, end in zip(ordered, ends, strict=False)
         )
         assert sum(mean[lane] for mean in found) * 6.0 / stretches == pytest.approx(exact, abs=1e-6)
+
+
+def test_the_units_of_several_instances_add_up() -> None:
+    one = [UnitsChange(0.0, 3, 1), UnitsChange(2.0, 0, 4)]
+    assert together([one, [UnitsChange(1.0, 4, 0)]]) == [
+        UnitsChange(0.0, 3, 1),
+        UnitsChange(1.0, 7, 1),
+        UnitsChange(2.0, 4, 4),
+    ]
+    assert together([one]) == one
 
 
 def test_a_clock_whose_reading_lies_between_ours_is_ours() -> None:

@@ -1,0 +1,79 @@
+"""The picture of a timeline: the units of each lane over time under the arrivals, and how each mode was used."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+from pdmux_ray.metrics.lifeline import Lifeline
+from pdmux_ray.metrics.trace import DECODE, Event, Trace, UnitsChange, arrivals_of, events_of, means, units_of
+from pdmux_ray.report import charts, figures, series
+from pdmux_ray.report.page import Block, Chart, Grid, Key, Notes, Row, Section, Table, render
+from pdmux_ray.report.series import UnitsSample, Window
+
+_RAIN = Key("prompts as they arrive, height by tokens", "var(--rain)", "box")
+
+
+def build(title: str, trace: Trace, footer: str = "") -> str:
+    """The page, with every instance in the trace."""
+    told = trace["otherData"]
+    sections = [Section(figures.printable(f"Instance {name}"), _instance(trace, name)) for name in told["instances"]]
+    if told["missing"] or not sections:
+        lines = [figures.printable(f"{name}: {why}.") for name, why in told["missing"].items()]
+        sections.append(Section("Not in this picture", [Notes(lines or ["No instance was linked."])]))
+    return render(figures.printable(title), sections, "", footer)
+
+
+def _instance(trace: Trace, name: str) -> list[Block]:
+    changes = units_of(trace, name)
+    if not changes:
+        return [Notes(["It did nothing in this time."])]
+    window = Window(changes[0].at_s, changes[-1].at_s)
+    samples = samples_of(changes, window)
+    arrivals = [Lifeline(at_s, prompt_tokens=tokens) for at_s, tokens in arrivals_of(trace, name)]
+    rain = series.arrivals([a for a in arrivals if window.begin_s <= a.due_s <= window.end_s], window)
+    coarse = len(samples) < len(changes)
+    units = Chart(
+        charts.units_over_time(series.units(samples, window), rain, window.span_s),
+        "Units per lane",
+        "Compute units of the prefill lane and of the decode lane over time, stacked, with the arrivals of prompts.",
+        [*(Key.of(lane, "box") for lane in reversed(charts.LANES)), _RAIN],
+        f"Each point is the mean of {figures.duration(window.span_s / len(samples))}." if coarse else "",
+    )
+    return [Grid([units]), _uses(events_of(trace, name, "X"), window.span_s)]
+
+
+def samples_of(changes: Sequence[UnitsChange], window: Window, run: int = 0) -> list[UnitsSample]:
+    """What a chart can show of them within the window: as they are, or means over time."""
+    inside = [change for change in changes if window.begin_s <= change.at_s <= window.end_s]
+    if len(inside) > series.UNIT_STEPS:
+        inside = means(changes, window.begin_s, window.end_s, series.UNIT_STEPS)
+    return [UnitsSample(change.at_s, change.prefill_units, change.decode_units, run) for change in inside]
+
+
+def _uses(slices: Sequence[Event], span_s: float) -> Table:
+    """A row for each lane, mode and reason."""
+    groups: dict[tuple[int, str, str], list[Event]] = {}
+    for event in slices:
+        why = event["args"].get("why") or event["args"]["reason"]
+        groups.setdefault((event["tid"], event["cat"], why), []).append(event)
+    rows = [
+        Row([figures.printable(f"{'decode' if lane == DECODE else 'prefill'}, {mode}, {why}"), *_figures(events, span_s)])
+        for (lane, mode, why), events in sorted(groups.items())
+    ]
+    columns = ("lane, mode, reason", "launches", "of the time", "median ms", "median error", "over the 99 % bound")
+    return Table("What the lanes did", columns, rows)
+
+
+def _figures(events: Sequence[Event], span_s: float) -> list[str]:
+    took_ms = [event["dur"] / 1e3 for event in events]
+    predicted = [(ms, event["args"]) for ms, event in zip(took_ms, events, strict=True) if "predicted ms" in event["args"]]
+    errors = [abs(ms - args["predicted ms"]) / ms for ms, args in predicted if ms]
+    over = [ms > args["99 % bound ms"] for ms, args in predicted]
+    return [
+        f"{len(events):,}",
+        figures.percent(min(1.0, sum(took_ms) / 1e3 / span_s)) if span_s else figures.NONE,
+        figures.significant(statistics.median(took_ms)),
+        figures.percent(statistics.median(errors)) if errors else figures.NONE,
+        figures.percent(sum(over) / len(over)) if over else figures.NONE,
+    ]
