@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pdmux_ray.engine.engine import Engine
 from pdmux_ray.types import ONE_PASS_MODES, FinishReason, Mode, NewRequest
 
-from .world import PAGE, Worlds, expected, limits, request
+from .world import PAGE, Log, Worlds, expected, limits, request
 
 MODES = pytest.mark.parametrize("mode", ONE_PASS_MODES)
 
@@ -124,7 +124,7 @@ class Arrival:
 
 
 @st.composite
-def arrivals(draw: st.DrawFn) -> list[Arrival]:
+def arrivals(draw: st.DrawFn, last_step: int = 40) -> list[Arrival]:
     made = []
     for index in range(draw(st.integers(1, 8))):
         max_tokens = draw(st.integers(1, 25))
@@ -139,7 +139,7 @@ def arrivals(draw: st.DrawFn) -> list[Arrival]:
             stop_token_ids=tuple(draw(st.lists(st.integers(0, 49), max_size=2))),
         )
         abort_after = draw(st.one_of(st.none(), st.integers(0, 30)))
-        made.append(Arrival(draw(st.integers(0, 40)), new, abort_after if draw(st.integers(0, 3)) == 0 else None))
+        made.append(Arrival(draw(st.integers(0, last_step)), new, abort_after if draw(st.integers(0, 3)) == 0 else None))
     return made
 
 
@@ -158,6 +158,12 @@ def test_any_schedule_gives_every_request_its_own_tokens_and_exactly_one_end(
     worlds = Worlds()
     bounds = limits(mode=mode, chunk_tokens=chunk_tokens, max_batch=max_batch, prefix_cache=prefix_cache, context_length=40)
     engine, log = worlds(bounds, pages)
+    play(schedule, engine, log)
+    worlds.close()
+
+
+def play(schedule: list[Arrival], engine: Engine, log: Log) -> None:
+    """Runs a schedule and checks each request's tokens and end."""
     for step in range(80):
         for arrival in schedule:
             if arrival.step == step:
@@ -175,4 +181,3 @@ def test_any_schedule_gives_every_request_its_own_tokens_and_exactly_one_end(
             assert got == tokens[: len(got)]
         else:
             assert (got, log.finish(arrival.new.request_id)) == (tokens, finish)
-    worlds.close()

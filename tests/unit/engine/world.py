@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from threading import Condition
+from typing import Any
 
 from pdmux_ray.clock import Clock, VirtualClock
 from pdmux_ray.engine.engine import Engine
@@ -44,13 +45,13 @@ def request(name: str, prompt: Sequence[int] = (1, 2, 3), sink: str = "s", **par
 class StrictRunner(FakeRunner):
     """Reads every earlier position of a sequence, as attention does, and objects to KV that is not that of its tokens."""
 
-    def _compute(self, sequence: SequenceView, start: int, count: int) -> int:
+    def _entries(self, sequence: SequenceView, start: int, count: int) -> list[tuple[int, int]]:
         kv = 0
         for position in range(start):
             kv = _extend(kv, sequence.tokens[position])
             slot = sequence.pages[position // self.page_size] * self.page_size + position % self.page_size
             assert self._kv[slot] == kv, f"{sequence.request_id} reads foreign KV at position {position} of {sequence.tokens}"
-        return super()._compute(sequence, start, count)
+        return super()._entries(sequence, start, count)
 
 
 class Log:
@@ -123,11 +124,12 @@ class Worlds:
         pages: int = 64,
         runner: Callable[[Clock], Runner] | None = None,
         clock: Clock | None = None,
+        **more: Any,
     ) -> tuple[Engine, Log]:
         clock = clock or VirtualClock()
         device = runner(clock) if runner else StrictRunner(pages, PAGE, 0.01, 0.001, clock, vocab_size=VOCAB)
         log = Log()
-        engine = Engine(device, bounds or limits(), log, clock)
+        engine = Engine(device, bounds or limits(), log, clock, **more)
         self._made.append((engine, log))
         return engine, log
 
