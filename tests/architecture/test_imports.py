@@ -40,6 +40,17 @@ LAW: dict[str, tuple[str, ...]] = {
         "jinja2",
     ),
     "pdmux_ray.metrics": (*BASE, "pdmux_ray.policy", "pdmux_ray.engine.timeline", "prometheus_client"),
+    "pdmux_ray.latency": (
+        *("pdmux_ray.errors", "pdmux_ray.types", "pdmux_ray.clock", "pdmux_ray.policy.views", "pdmux_ray.engine.runner"),
+        *("numpy", "pydantic"),
+    ),
+    "pdmux_ray.latency.model": ("pdmux_ray.policy.views", "pdmux_ray.latency.features"),  # and the simulator imports it
+    "pdmux_ray.latency.probe": ("torch",),
+    "pdmux_ray.latency.plots": ("pdmux_ray.latency", "pdmux_ray.policy.views", "pdmux_ray.report"),
+    "pdmux_ray.latency.command": (  # opens the device that it profiles
+        *(*BASE, "pdmux_ray.latency", "pdmux_ray.engine.runner", "pdmux_ray.device.base", "pdmux_ray.model.source"),
+        *("pdmux_ray.text.tokenizer", "pdmux_ray.report.progress", "rich"),
+    ),
     "pdmux_ray.workload": ("pdmux_ray.errors", "numpy"),  # the simulator replays it: no server, no clock
     "pdmux_ray.report": ("pdmux_ray.errors", "pdmux_ray.metrics", "numpy", "rich", "vl_convert", "jinja2", "markupsafe"),
     "pdmux_ray.serve": (
@@ -52,6 +63,7 @@ LAW: dict[str, tuple[str, ...]] = {
         *BASE,
         "pdmux_ray.generate",
         "pdmux_ray.bench.cli",  # the command line's part of it, which is light
+        "pdmux_ray.latency.command",  # as is this
         "pdmux_ray.device.cpu.cores",
         "pdmux_ray.model.source",
         "pdmux_ray.__version__",

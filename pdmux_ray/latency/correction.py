@@ -1,0 +1,146 @@
+"""Corrects a latency model while it is used: a `CostModel` that learns from what steps really took. Stdlib only.
+
+    corrected prediction = prediction * exp(mean),   mean: EWMA of log(measured / predicted), per cell, clipped
+    corrected bound      = corrected prediction * max(the profile's guard, the adaptive guard) * DRIFT_WIDENING if drifting
+
+The adaptive guard follows the 99 % quantile of measured / corrected prediction, whatever its distribution becomes (adaptive
+conformal inference, Gibbs and Candes 2021): a time above the bound raises its log by `WIDEN`, one below lowers it by
+WIDEN / 99, so that it takes 99 times below to undo one above, and in the long run 1 % are above. It never goes under the
+profile's own.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pdmux_ray.latency.model import Cell, FittedCosts, size_of
+from pdmux_ray.policy.views import Estimate, Piece
+
+WIDEN = 0.12  # of the log of the guard, for a time above the bound
+NARROW = WIDEN / 99
+WIDEST = math.log(8.0)
+LEARN = 0.05  # weight of a new time in the mean, when there have been many
+LEARN_FIRST = 4  # the first ones weigh as if so many had come before them
+CLIP = math.log(4.0)  # a single time counts as no further from the prediction than this
+DRIFT = math.log(1.3)  # a mean so far from the profile is a drift
+DRIFT_AFTER = 50  # times of a cell
+CALM = DRIFT / 2  # and back under this is none any more
+DRIFT_WIDENING = 1.15
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _State:
+    """Of one cell: natural logs."""
+
+    mean: float = 0.0
+    guard: float = 0.0  # over 0 only where it is wider than the profile's
+    seen: int = 0
+    drifting: bool = False
+    told: bool = False
+
+    def child(self) -> _State:
+        return _State(self.mean, self.guard, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """For metrics."""
+
+    drifting: int  # cells whose times have moved away from the profile
+    correction: float  # of the cell that is furthest from the profile: measured / predicted
+    observed: int  # times
+    exceeded: int  # times above their bound
+
+
+class CorrectedCosts:
+    """A `CostModel` and `LearningCostModel` over a fitted one. Owner: the step loop's thread; `figures` is for any."""
+
+    def __init__(self, base: FittedCosts) -> None:
+        self._base = base
+        self._cells: dict[Cell, _State] = {}
+        self._parts: dict[tuple[str, int, int], _State] = {}  # all sizes together: where a new cell begins
+        self._observed = self._exceeded = 0
+
+    @property
+    def switch_s(self) -> float:
+        return self._base.switch_s
+
+    def decode(self, batch: int, context_tokens: int, units: int, prefill_units: int) -> Estimate:
+        return self._corrected("decode", units, prefill_units, self._base.decode(batch, context_tokens, units, prefill_units))
+
+    def prefill(self, pieces: Sequence[Piece], layers: int, units: int, decode_units: int) -> Estimate:
+        return self._corrected("prefill", units, decode_units, self._base.prefill(pieces, layers, units, decode_units))
+
+    def mixed(self, batch: int, context_tokens: int, pieces: Sequence[Piece], units: int) -> Estimate:
+        return self._corrected("mixed", units, 0, self._base.mixed(batch, context_tokens, pieces, units))
+
+    def observe_decode(self, batch: int, context_tokens: int, units: int, prefill_units: int, seconds: float) -> None:
+        self._learn("decode", units, prefill_units, self._base.decode(batch, context_tokens, units, prefill_units), seconds)
+
+    def observe_prefill(self, pieces: Sequence[Piece], layers: int, units: int, decode_units: int, seconds: float) -> None:
+        self._learn("prefill", units, decode_units, self._base.prefill(pieces, layers, units, decode_units), seconds)
+
+    def observe_mixed(self, batch: int, context_tokens: int, pieces: Sequence[Piece], units: int, seconds: float) -> None:
+        self._learn("mixed", units, 0, self._base.mixed(batch, context_tokens, pieces, units), seconds)
+
+    def figures(self) -> Figures:
+        states = [state for state in list(self._cells.values()) if state.seen]
+        furthest = max((state.mean for state in states), key=abs, default=0.0)
+        drifting = sum(state.drifting for state in states)
+        return Figures(drifting, math.exp(furthest), self._observed, self._exceeded)
+
+    def _corrected(self, kind: str, units: int, beside: int, base: Estimate) -> Estimate:
+        predicted_s, bound_s = base
+        state = self._cells.get((kind, units, beside, size_of(predicted_s))) or self._parts.get((kind, units, beside))  # type: ignore[call-overload]
+        if state is None:
+            return base
+        factor = math.exp(state.mean)
+        return Estimate(predicted_s * factor, bound_s * factor * _widening(state))
+
+    def _learn(self, kind: str, units: int, beside: int, base: Estimate, seconds: float) -> None:
+        part = self._parts.setdefault((kind, units, beside), _State())
+        cell = Cell(kind, units, beside, size_of(base.predicted_s))
+        state = self._cells.get(cell)
+        if state is None:
+            state = self._cells[cell] = part.child()
+        self._observed += 1
+        bound_s = base.bound_s * math.exp(state.mean) * _widening(state)
+        self._exceeded += seconds > bound_s
+        distance = math.log(max(seconds, 1e-9) / base.predicted_s)
+        for one in (part, state):
+            _update(one, distance, base)
+        self._watch(cell, state)
+
+    def _watch(self, cell: Cell, state: _State) -> None:
+        far = abs(state.mean)
+        if state.seen < DRIFT_AFTER or not (far > DRIFT or (state.drifting and far > CALM)):
+            state.drifting = False
+            return
+        state.drifting = True
+        if not state.told:
+            state.told = True
+            log.warning(
+                "latency drift: %s takes %.2f times what the profile says; predictions are corrected and their bounds widened. "
+                "If it stays, something else uses the device, or the profile is old: run `pdmux profile` again",
+                cell.part,
+                math.exp(state.mean),
+            )
+
+
+def _widening(state: _State) -> float:
+    return math.exp(state.guard) * (DRIFT_WIDENING if state.drifting else 1.0)
+
+
+def _update(state: _State, distance: float, base: Estimate) -> None:
+    """`distance`: log(measured / predicted), before any correction."""
+    over = distance - state.mean > math.log(base.bound_s / base.predicted_s) + state.guard
+    state.guard = min(max(state.guard + (WIDEN if over else -NARROW), 0.0), WIDEST)
+    state.seen += 1
+    weight = max(LEARN, 1 / (LEARN_FIRST + state.seen))
+    clipped = min(max(distance, -CLIP), CLIP)
+    state.mean += weight * (clipped - state.mean)

@@ -1,0 +1,97 @@
+"""What a profile is of: a model on a device with this software. Another of any of these needs a profile of its own."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import re
+from importlib.metadata import version
+from importlib.resources import files
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+from pydantic import BaseModel, ConfigDict
+
+from pdmux_ray.errors import ConfigError
+
+
+class ProfileMismatchError(ConfigError):
+    """The profile is of something else; the message says what differs."""
+
+
+class Identity(BaseModel):
+    """Equal in every field: the profile fits."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+    model: str  # its directory's name, and a hash of its config.json
+    device: str  # the processor's name
+    units: int  # cores (or SMs) of it
+    dtype: str
+    tensor_parallel: int
+    page_size: int  # tokens
+    torch: str
+    kernels: str  # a hash of the device's code, and what it was compiled to
+
+
+@runtime_checkable
+class Identified(Protocol):
+    """A runner that a profile can be of."""
+
+    units: int
+    page_size: int
+    dtype: object  # torch's, or its name
+    kernels: str  # which kind it uses, such as "native"
+
+
+def identify(model_dir: Path, runner: Identified) -> Identity:
+    """Of this runner on this machine's CPU."""
+    config_json = (model_dir / "config.json").read_bytes()
+    return Identity(
+        model=f"{model_dir.resolve().name}, config {hashlib.sha256(config_json).hexdigest()[:12]}",
+        device=processor(),
+        units=runner.units,
+        dtype=str(runner.dtype).removeprefix("torch."),
+        tensor_parallel=1,
+        page_size=runner.page_size,
+        torch=version("torch"),
+        kernels=f"{runner.kernels}, {_hash_of('pdmux_ray.device.cpu', 'pdmux_ray.model')}",
+    )
+
+
+def check(found: Identity, wanted: Identity, where: str) -> None:
+    """Raises ProfileMismatchError with each field that differs; `where` the profile lies."""
+    differing = [
+        f"  {name}: profiled {getattr(found, name)!r}, here {getattr(wanted, name)!r}"
+        for name in Identity.model_fields
+        if getattr(found, name) != getattr(wanted, name)
+    ]
+    if differing:
+        raise ProfileMismatchError(
+            f"{where} is a profile of something else:\n"
+            + "\n".join(differing)
+            + "\nMeasure here: pdmux profile CONFIG --out FILE"
+        )
+
+
+def processor() -> str:
+    """Its name and instruction sets that matter, or at least its architecture."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return platform.machine()
+    name = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+    flags = set(re.findall(r"\b(?:avx2|avx512f|avx512_bf16|amx_bf16)\b", text))
+    return " ".join([name[1] if name else platform.machine(), f"({os.cpu_count()} cores)", *sorted(flags)])
+
+
+def _hash_of(*packages: str) -> str:
+    """Of the sources of packages, without importing them (their parents are light)."""
+    digest = hashlib.sha256()
+    for package in packages:
+        parent, _, name = package.rpartition(".")
+        sources = [p for p in (files(parent) / name).iterdir() if p.name.endswith((".py", ".cpp", ".h"))]
+        for source in sorted(sources, key=lambda path: path.name):
+            digest.update(source.name.encode() + b"\0" + source.read_bytes())
+    return digest.hexdigest()[:12]

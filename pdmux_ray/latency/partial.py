@@ -1,0 +1,67 @@
+"""What an interrupted profile run has measured already: a line for what it is of, then one for each point."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from pdmux_ray.errors import ConfigError
+from pdmux_ray.latency.design import Limits
+from pdmux_ray.latency.identity import Identity, check
+from pdmux_ray.latency.records import Record
+from pdmux_ray.policy.views import Piece
+
+
+class Partial:
+    """Takes up the file at `path` if there is one. Raises ConfigError when it was begun with another identity or design."""
+
+    def __init__(self, path: Path, identity: Identity, limits: Limits) -> None:
+        self._path = path
+        self.took_s = 0.0  # of measuring, in all runs
+        self.done: dict[int, list[Record]] = {}  # point -> its records
+        head = json.loads(json.dumps({"identity": identity.model_dump(), "limits": asdict(limits)}))
+        text = path.read_text(encoding="utf-8") if path.exists() else ""
+        lines = text.splitlines()
+        if not lines:
+            path.write_text(json.dumps(head) + "\n", encoding="utf-8")
+            return
+        if not text.endswith("\n"):
+            path.write_text(text + "\n", encoding="utf-8")
+        entries = list(filter(None, map(_entry, lines)))
+        if "identity" not in entries[0]:
+            raise ConfigError(f"{path} is not what an interrupted profile run leaves: remove it")
+        check(Identity.model_validate(entries[0]["identity"]), identity, str(path))
+        if entries[0] != head:
+            raise ConfigError(f"{path} was begun with other settings of the engine: remove it to begin anew")
+        for entry in entries[1:]:
+            self._take(entry["point"], [_record(values) for values in entry["records"]], entry["took_s"])
+
+    def add(self, point: int, records: Sequence[Record], took_s: float) -> None:
+        line = json.dumps({"point": point, "took_s": took_s, "records": [asdict(record) for record in records]})
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+        self._take(point, list(records), took_s)
+
+    def remove(self) -> None:
+        self._path.unlink(missing_ok=True)
+
+    def _take(self, point: int, records: list[Record], took_s: float) -> None:
+        self.done[point] = records
+        self.took_s += took_s
+
+
+def _entry(line: str) -> dict[str, Any] | None:
+    """None for the half line of a run that was killed while it wrote."""
+    try:
+        entry: dict[str, Any] = json.loads(line)
+    except json.JSONDecodeError:
+        return None
+    return entry
+
+
+def _record(values: dict[str, Any]) -> Record:
+    lists = {"pieces": tuple(Piece(*piece) for piece in values["pieces"]), "times_s": tuple(values["times_s"])}
+    return Record(**(values | lists))

@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import logging
+import random
+
+import pytest
+
+from pdmux_ray.latency.correction import DRIFT_AFTER, CorrectedCosts
+from pdmux_ray.latency.profile import Profile
+from pdmux_ray.policy.views import LearningCostModel, Piece
+
+from .lawful import Law
+
+
+@pytest.fixture
+def corrected(profile: Profile) -> CorrectedCosts:
+    return CorrectedCosts(profile.costs())
+
+
+def decode(costs: CorrectedCosts, seconds: float, times: int = 1) -> None:
+    for _ in range(times):
+        costs.observe_decode(4, 800, 1, 1, seconds)
+
+
+def test_it_is_a_cost_model_that_learns(corrected: CorrectedCosts, profile: Profile) -> None:
+    assert isinstance(corrected, LearningCostModel)
+    base = profile.costs()
+    assert corrected.decode(4, 800, 1, 1) == base.decode(4, 800, 1, 1)
+    assert corrected.prefill([Piece(9, 0)], 2, 1, 1) == base.prefill([Piece(9, 0)], 2, 1, 1)
+    assert corrected.mixed(4, 800, [Piece(9, 0)], 2) == base.mixed(4, 800, [Piece(9, 0)], 2)
+
+
+def test_steps_that_take_longer_raise_the_prediction_of_their_cell_alone(corrected: CorrectedCosts, profile: Profile) -> None:
+    before = profile.costs().decode(4, 800, 1, 1)
+    decode(corrected, 1.2 * before.predicted_s, times=200)
+    assert corrected.decode(4, 800, 1, 1).predicted_s == pytest.approx(1.2 * before.predicted_s, rel=0.01)
+    assert corrected.decode(4, 800, 2, 0) == profile.costs().decode(4, 800, 2, 0)
+
+
+def test_a_cell_that_was_never_seen_begins_where_its_neighbours_are(corrected: CorrectedCosts, profile: Profile) -> None:
+    decode(corrected, 1.2 * profile.costs().decode(4, 800, 1, 1).predicted_s, times=200)
+    small, large = (profile.costs().decode(batch, 9000, 1, 1).predicted_s for batch in (1, 400))
+    assert corrected.decode(400, 9000, 1, 1).predicted_s == pytest.approx(1.2 * large, rel=0.02)
+    assert large > 4 * small
+
+
+def test_one_wild_time_moves_the_prediction_little(corrected: CorrectedCosts, profile: Profile) -> None:
+    usual_s = profile.costs().decode(4, 800, 1, 1).predicted_s
+    decode(corrected, usual_s, times=100)
+    decode(corrected, 1000 * usual_s)
+    assert corrected.decode(4, 800, 1, 1).predicted_s < 1.1 * usual_s
+
+
+def test_a_time_above_the_bound_widens_it_at_once_and_99_below_undo_that(corrected: CorrectedCosts, profile: Profile) -> None:
+    usual = profile.costs().decode(4, 800, 1, 1)
+
+    def guard() -> float:
+        estimate = corrected.decode(4, 800, 1, 1)
+        return estimate.bound_s / estimate.predicted_s
+
+    decode(corrected, usual.predicted_s, times=100)
+    narrow = guard()
+    decode(corrected, 1.5 * usual.bound_s)
+    wide = guard()
+    decode(corrected, usual.predicted_s, times=98)
+    assert narrow == pytest.approx(usual.bound_s / usual.predicted_s)
+    assert wide > 1.1 * narrow
+    assert narrow < guard() < wide
+    decode(corrected, usual.predicted_s, times=2)
+    assert guard() == pytest.approx(narrow)
+
+
+@pytest.mark.parametrize("spread", [0.03, 0.15, 0.4])
+def test_about_one_time_of_a_hundred_is_above_the_bound_whatever_the_spread(
+    corrected: CorrectedCosts, law: Law, spread: float
+) -> None:
+    rng = random.Random(2)
+    for _ in range(8000):
+        decode(corrected, 1.1 * law.decode_s(4, 800, 1, 1) * rng.lognormvariate(0.0, spread))
+    figures = corrected.figures()
+    assert figures.observed == 8000
+    assert figures.exceeded / figures.observed < 0.015
+
+
+def test_a_drift_is_told_once_shown_and_over_when_it_is_over(
+    corrected: CorrectedCosts, profile: Profile, caplog: pytest.LogCaptureFixture
+) -> None:
+    usual_s = profile.costs().decode(4, 800, 1, 1).predicted_s
+    with caplog.at_level(logging.WARNING):
+        decode(corrected, 1.6 * usual_s, times=DRIFT_AFTER - 1)
+        assert corrected.figures().drifting == 0
+        decode(corrected, 1.6 * usual_s, times=200)
+        shown = corrected.figures()
+        decode(corrected, usual_s, times=300)
+        calm = corrected.figures().drifting
+        decode(corrected, 1.6 * usual_s, times=300)
+    assert shown.drifting == 1
+    assert shown.correction == pytest.approx(1.6, rel=0.02)
+    assert calm == 0
+    assert [record.getMessage()[:36] for record in caplog.records] == ["latency drift: decode on 1 beside 1 t"[:36]]

@@ -1,0 +1,93 @@
+"""A whole profile of a device whose laws are known."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pdmux_ray.clock import VirtualClock
+from pdmux_ray.errors import ConfigError
+from pdmux_ray.latency.design import design
+from pdmux_ray.latency.identity import ProfileMismatchError
+from pdmux_ray.latency.profile import Profile
+from pdmux_ray.latency.run import run
+from pdmux_ray.policy.views import Piece
+
+from .lawful import IDENTITY, LIMITS, Law, LawfulRunner, probe
+
+
+@pytest.mark.parametrize(("batch", "context"), [(1, 100), (3, 2000), (7, 700), (16, 5000)])
+@pytest.mark.parametrize(("units", "beside"), [(1, 0), (2, 0), (1, 1), (2, 1)])
+def test_decode_steps_are_predicted(profile: Profile, law: Law, batch: int, context: int, units: int, beside: int) -> None:
+    estimate = profile.costs().decode(batch, context, units, beside)
+    assert estimate.predicted_s == pytest.approx(law.decode_s(batch, context, units, beside), rel=0.08)
+    assert estimate.bound_s < 1.6 * estimate.predicted_s
+
+
+@pytest.mark.parametrize("pieces", [[Piece(20, 0)], [Piece(300, 0)], [Piece(150, 2000)], [Piece(60, 0), Piece(90, 500)]])
+@pytest.mark.parametrize(("units", "beside"), [(1, 0), (2, 0), (1, 1), (1, 2)])
+def test_whole_prefills_are_predicted(profile: Profile, law: Law, pieces: list[Piece], units: int, beside: int) -> None:
+    predicted_s = profile.costs().prefill(pieces, law.layers, units, beside).predicted_s
+    assert predicted_s == pytest.approx(law.block_s(pieces, law.layers, True, units, beside), rel=0.12)
+
+
+@pytest.mark.parametrize(("batch", "context", "new"), [(0, 0, 200), (4, 1000, 100), (12, 4000, 40)])
+def test_steps_in_one_pass_are_predicted(profile: Profile, law: Law, batch: int, context: int, new: int) -> None:
+    predicted_s = profile.costs().mixed(batch, context, [Piece(new, 0)], law.units).predicted_s
+    assert predicted_s == pytest.approx(law.mixed_s(batch, context, [Piece(new, 0)]), rel=0.08)
+
+
+def test_what_does_not_shrink_with_the_units_is_told_from_what_does(profile: Profile, law: Law) -> None:
+    assert profile.parameters.decode.fixed_s == pytest.approx(law.fixed_s, rel=0.5)
+    assert profile.parameters.decode.terms[0][0] == pytest.approx(law.weights_s, rel=0.1)
+
+
+def test_the_design_is_the_same_for_the_same_seed_and_within_the_limits() -> None:
+    points = design(LIMITS)
+    assert points == design(LIMITS)
+    assert points != design(LIMITS, seed=1)
+    for point in points:
+        assert len(point.contexts) <= LIMITS.max_batch
+        held = [*point.contexts, *(sum(piece) for piece in point.pieces)]
+        assert max(held) < LIMITS.context_length
+        assert min(held) > 0
+        assert sum(-(-tokens // LIMITS.page_size) for tokens in held) * LIMITS.page_size <= LIMITS.pool_tokens
+
+
+def test_an_interrupted_run_goes_on_where_it_was(tmp_path: Path) -> None:
+    partial, clock = tmp_path / "p.partial", VirtualClock()
+    with pytest.raises(KeyboardInterrupt):
+        run(LawfulRunner(Law(), clock, stop_after=800), LIMITS, IDENTITY, probe, partial, clock, lambda *told: None)
+    lines = partial.read_text().splitlines()
+    partial.write_text("\n".join(lines) + '\n{"point": 3, "reco')  # killed while it wrote
+    told: list[tuple[float, float, str]] = []
+    profile, kept = run(LawfulRunner(Law(), clock), LIMITS, IDENTITY, probe, partial, clock, lambda *now: told.append(now))
+    assert 20 < len(lines) < len(design(LIMITS))
+    assert len(kept.done) == len(design(LIMITS)) == len(told)
+    assert told[-1][0] == pytest.approx(told[-1][1])
+    assert profile.took_s == pytest.approx(kept.took_s)
+    measured = clock.now()
+    again, _ = run(LawfulRunner(Law(), clock), LIMITS, IDENTITY, probe, partial, clock, lambda *told: None)
+    assert clock.now() - measured < 0.02 * profile.took_s + 10  # only the switch was measured again
+    assert again.points == profile.points
+    kept.remove()
+    assert not partial.exists()
+
+
+def test_what_another_model_left_is_not_gone_on_with(tmp_path: Path) -> None:
+    partial, clock = tmp_path / "p.partial", VirtualClock()
+    with pytest.raises(KeyboardInterrupt):
+        run(LawfulRunner(Law(), clock, stop_after=300), LIMITS, IDENTITY, probe, partial, clock, lambda *told: None)
+    other = IDENTITY.model_copy(update={"dtype": "float32"})
+    with pytest.raises(ProfileMismatchError, match="dtype: profiled 'bfloat16', here 'float32'"):
+        run(LawfulRunner(Law(), clock), LIMITS, other, probe, partial, clock, lambda *told: None)
+
+
+def test_a_device_with_one_unit_has_nothing_to_profile(tmp_path: Path) -> None:
+    from dataclasses import replace
+
+    clock = VirtualClock()
+    one = replace(LIMITS, units=1, splits=())
+    with pytest.raises(ConfigError, match="nothing to share"):
+        run(LawfulRunner(Law(), clock), one, IDENTITY, probe, tmp_path / "p", clock, lambda *told: None)
