@@ -17,6 +17,8 @@ import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from pdmux_ray.bench.timeline import fetch
+from pdmux_ray.metrics.trace import DECODE, arrivals_of, events_of
 from tests.ray.conftest import App
 
 pytestmark = pytest.mark.ray
@@ -54,6 +56,32 @@ def test_the_metrics_parse_and_count(app: App) -> None:
     assert families["pdmux_steps"].samples[0].labels.keys() == {"gateway", "instance", "reason"}
     wait_until(lambda: app.metric("pdmux_engine_generated_tokens_total") >= 12, 5)
     assert families["pdmux_instance_free_pages"].samples[0].labels.keys() == {"gateway", "instance"}
+
+
+def test_the_timeline_shows_what_the_engine_did_on_this_machines_clock(either: App) -> None:
+    before_s = time.monotonic()
+    body = {"model": "demo", "prompt": [7, 8, 9], "max_tokens": 12}
+    httpx.post(f"{either.url}/v1/completions", json=body, timeout=30)
+    found = fetch(either.url, time.monotonic() - before_s)
+    assert found is not None
+    (instance,) = found.instances
+    assert found.offset_s == 0.0
+    assert [tokens for at_s, tokens in arrivals_of(found.trace, instance) if at_s > before_s] == [3]
+    slices = events_of(found.trace, instance, "X")
+    assert sum(event["args"]["decodes"] for event in slices if event["tid"] == DECODE) == 11  # the prefill gives the first
+    assert sum(event["dur"] for event in slices) <= (time.monotonic() - before_s) * 1e6
+
+
+def test_a_timeline_of_each_instance_or_of_one_asks_for_a_key(keyed: App) -> None:
+    def ask(query: str, key: str = "first-key") -> httpx.Response:
+        return httpx.get(f"{keyed.url}/debug/timeline{query}", headers={"authorization": f"Bearer {key}"}, timeout=30)
+
+    both = ask("").json()["otherData"]["instances"]
+    assert len(both) == 2
+    one = next(iter(both))
+    assert set(ask(f"?instance={one}").json()["otherData"]["instances"]) == {one}
+    assert (ask("?instance=none").status_code, ask("", key="wrong").status_code) == (400, 401)
+    assert one in ask("?instance=none").json()["error"]["message"]
 
 
 def test_refused_and_disconnected_requests_are_counted_as_such(app: App) -> None:
