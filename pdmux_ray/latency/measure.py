@@ -80,8 +80,7 @@ class Bench:
         assert point.split is not None
         split = point.split
         if not slices:
-            lane = None if split.decode_units == self._runner.units else split
-            times_s = self._repeat(lambda: self._step_s(StepBatch(contexts, []), lane), point.repeats)
+            times_s = self._repeat(lambda: self._step_s(StepBatch(contexts, []), split), point.repeats)
             return [self._record(point, "decode", split.decode_units, 0, times_s)]
         if not contexts:
             return self._blocks(point, slices, split)
@@ -90,11 +89,11 @@ class Bench:
     def switch_s(self, split: Split, repeats: int = 40) -> float:
         """What a decode step costs more after one on other units, by medians; 0 when nothing shows."""
         self._next_page = 0
-        batch = StepBatch([self._sequence(64)], [])
+        batch, whole = StepBatch([self._sequence(64)], []), Split(0, self._runner.units)
         steady = self._repeat(lambda: self._step_s(batch, split), repeats)
         changed: list[float] = []
         for _ in range(repeats):
-            self._step_s(batch, None)
+            self._step_s(batch, whole)
             changed.append(self._step_s(batch, split))
         return max(sorted(changed)[repeats // 2] - sorted(steady)[repeats // 2], 0.0)
 
@@ -146,8 +145,8 @@ class Bench:
         try:
             while len(steps) < WARM_UP + 4 * point.repeats and not loop.enough(steps, point.repeats):
                 begin_s = now()
-                runner.launch(StepBatch(contexts, []), split=split)
                 loop.launch()
+                runner.launch(StepBatch(contexts, []), split=split)
                 runner.collect()
                 steps.append(_Span(begin_s, now()))
                 loop.collect(steps[-1])

@@ -81,13 +81,16 @@ class Law:
 @dataclass
 class _Flight:
     job: int
+    pieces: Sequence[Piece]
+    begin: int  # layers
     end: int
-    ready_s: float
+    units: int
     began_s: float
+    ready_s: float = 0.0  # 0: it is not known yet what runs beside it
 
 
 class LawfulRunner:
-    """`LaneRunner`. A block is beside decodes when a step is in flight at its launch."""
+    """`LaneRunner`. A block is beside the decodes that are launched before anyone asks for it."""
 
     def __init__(self, law: Law, clock: VirtualClock, pages: int = 1024, stop_after: int | None = None) -> None:
         self.law, self.clock = law, clock
@@ -109,6 +112,8 @@ class LawfulRunner:
     def collect(self) -> StepOutput:
         """A step is beside a block that was in flight at its launch, or that was launched before this."""
         assert self._step is not None
+        if self._flight:
+            self._land(self._flight)
         (batch, split, began_s), self._step = self._step, None
         context = sum(len(sequence.tokens) for sequence in batch.decodes)
         if batch.prefills:
@@ -128,18 +133,24 @@ class LawfulRunner:
     def launch_block(self, job_id: int, end_layer: int, split: Split) -> None:
         assert self._flight is None
         pieces, done = self.jobs[job_id]
-        _, decodes, _ = self._step or (None, None, 0.0)
-        beside = decodes.decode_units if decodes else 0
-        seconds = self.law.block_s(pieces, end_layer - done, end_layer == self.layers, split.prefill_units, beside)
-        now = self.clock.now()
-        self._flight = _Flight(job_id, end_layer, now + self.law.noisy(seconds), now)
+        self._flight = _Flight(job_id, pieces, done, end_layer, split.prefill_units, self.clock.now())
 
     def block_done(self) -> bool:
-        return self._flight is None or self._flight.ready_s <= self.clock.now()
+        return self._flight is None or self._land(self._flight) <= self.clock.now()
+
+    def _land(self, flight: _Flight) -> float:
+        """When the block ends."""
+        if not flight.ready_s:
+            _, split, _ = self._step or (None, None, 0.0)
+            last, beside = flight.end == self.layers, split.decode_units if split else 0
+            seconds = self.law.block_s(flight.pieces, flight.end - flight.begin, last, flight.units, beside)
+            flight.ready_s = flight.began_s + self.law.noisy(seconds)
+        return flight.ready_s
 
     def collect_block(self) -> StepOutput | None:
+        assert self._flight is not None
+        self._land(self._flight)
         flight, self._flight = self._flight, None
-        assert flight is not None
         self.clock.sleep(flight.ready_s - self.clock.now())
         self.block_s = flight.ready_s - flight.began_s
         if flight.end == self.layers:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -85,8 +86,6 @@ def test_what_another_model_left_is_not_gone_on_with(tmp_path: Path) -> None:
 
 
 def test_a_device_with_one_unit_has_nothing_to_profile(tmp_path: Path) -> None:
-    from dataclasses import replace
-
     clock = VirtualClock()
     one = replace(LIMITS, units=1, splits=())
     with pytest.raises(ConfigError, match="nothing to share"):
