@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from functools import cache
 
 import numpy as np
 import pytest
@@ -11,7 +12,10 @@ from pdmux_ray.workload.lengths import PowerLaw, Quantiles
 from pdmux_ray.workload.outline import BLOCK_TOKENS, Outline, reusable_fraction
 from pdmux_ray.workload.shapes import LOOGLE, OPENTHOUGHTS, SHAPES, SHAREGPT, TOOL_AGENT, Shape, fixed
 
-MANY = 8_000
+
+@cache
+def many(name: str, seed: int = 0) -> list[Outline]:
+    return SHAPES[name].outlines(8_000, seed)
 
 
 def prompts(outlines: list[Outline]) -> list[int]:
@@ -29,7 +33,7 @@ def outputs(outlines: list[Outline]) -> list[int]:
     ids=lambda value: value.name if isinstance(value, Shape) else "",
 )
 def test_mean_lengths_are_the_published_ones(shape: Shape, prompt_mean: float, output_mean: float, tolerance: float) -> None:
-    outlines = shape.outlines(MANY, seed=0)
+    outlines = many(shape.name)
     assert np.mean(prompts(outlines)) == pytest.approx(prompt_mean, rel=tolerance)
     assert np.mean(outputs(outlines)) == pytest.approx(output_mean, rel=0.03)
 
@@ -47,7 +51,7 @@ def test_lengths_come_in_random_order() -> None:
 
 
 def test_the_tails_of_tool_agent_are_those_of_the_released_trace() -> None:
-    outlines = TOOL_AGENT.outlines(MANY, seed=0)
+    outlines = many(TOOL_AGENT.name)
     assert np.percentile(prompts(outlines), [50, 99]) == pytest.approx([6_346, 61_525], rel=0.05)
     assert np.median(outputs(outlines)) == pytest.approx(30, abs=2)
 
@@ -65,29 +69,29 @@ def test_the_tails_of_tool_agent_are_those_of_the_released_trace() -> None:
 def test_no_length_is_beyond_the_published_least_and_most(
     shape: Shape, prompt_range: tuple[int, int], output_range: tuple[int, int]
 ) -> None:
-    outlines = shape.outlines(MANY, seed=6)
+    outlines = many(shape.name)
     for lengths, (least, most) in ((prompts(outlines), prompt_range), (outputs(outlines), output_range)):
         assert least <= min(lengths) <= max(lengths) <= most
 
 
 def test_sharegpt_keeps_the_limit_of_prompt_and_answer_together() -> None:
-    assert max(o.prompt_tokens + o.output_tokens for o in SHAREGPT.outlines(MANY, seed=7)) <= 2048
+    assert max(o.prompt_tokens + o.output_tokens for o in many(SHAREGPT.name)) <= 2048
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_59_percent_of_the_blocks_of_tool_agent_are_reusable(seed: int) -> None:
-    assert reusable_fraction(TOOL_AGENT.outlines(8000, seed)) == pytest.approx(0.59, abs=0.02)
+    assert reusable_fraction(many(TOOL_AGENT.name, seed)) == pytest.approx(0.59, abs=0.02)
 
 
 def test_requests_of_tool_agent_begin_with_one_of_three_system_prompts() -> None:
-    first_blocks = Counter(outline.blocks[0] for outline in TOOL_AGENT.outlines(5000, seed=2))
-    shares = sorted((count / 5000 for count in first_blocks.values()), reverse=True)
+    first_blocks = Counter(outline.blocks[0] for outline in many(TOOL_AGENT.name))
+    shares = sorted((count / 8000 for count in first_blocks.values()), reverse=True)
     assert sum(shares[:3]) > 0.99
     assert shares[2] > 0.1
 
 
 def test_questions_about_a_document_share_it_up_to_the_last_block() -> None:
-    outlines = LOOGLE.outlines(6448, seed=3)
+    outlines = many(LOOGLE.name)[:6448]
     documents: dict[int, list[tuple[int, ...]]] = defaultdict(list)
     for outline in outlines:
         documents[outline.blocks[0]].append(outline.blocks)
