@@ -3,7 +3,7 @@
 timeline = Timeline(units, layers, mode)
 timeline.arrived(at_s, request_id, prompt_tokens)           a request was taken in
 timeline.step(plan, begin_s, end_s, waiting)                its decodes, or the whole of a one-pass step, from launch to collect
-timeline.block(use, job_id, first_layer, tokens, begin_s, took_s)     a block of a prefill (`LaneRunner.block_s`)
+timeline.block(use, job_id, first_layer, tokens, begin_s, end_s)      a block of a prefill, from launch to its own end
 timeline.ended(at_s, request_id, how, generated_tokens)     its last event
 
 Owner: the step loop's thread, the only one that adds; `since` is for any thread. A record is a tuple of plain values: it costs
@@ -131,7 +131,7 @@ class Timeline:
             )
         )
 
-    def block(self, use: LaneUse, job_id: int, first_layer: int, tokens: int, begin_s: float, took_s: float) -> None:
+    def block(self, use: LaneUse, job_id: int, first_layer: int, tokens: int, begin_s: float, end_s: float) -> None:
         """`use`: of the step that launched it; it has a block. `tokens`: of the job, which each layer computes."""
         assert use.block is not None
         predicted_s, bound_s = use.block_s or (None, None)
@@ -140,7 +140,7 @@ class Timeline:
                 "block",
                 next(self._numbers),
                 begin_s,
-                begin_s + took_s,
+                end_s,
                 use.mode.value,
                 use.why.value,
                 use.split.prefill_units,

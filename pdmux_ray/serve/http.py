@@ -6,7 +6,7 @@ import asyncio
 import hmac
 import json
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
 from fastapi import Depends, FastAPI, Request
@@ -21,7 +21,7 @@ from pdmux_ray.serve.problems import BodyTooLargeError, KeyRefusedError, Problem
 BODY_S = 60.0  # a body that takes longer to come is given up
 TIMELINE_S = 60.0  # the part of a timeline that is told unless the client says
 
-READ = ("GET", "HEAD")
+READ = ["GET", "HEAD"]
 
 Handler = Callable[[bytes], Awaitable[Response]]
 
@@ -70,10 +70,7 @@ def build_http_app(gateway: Backend) -> FastAPI:
         return {"object": "list", "data": gateway.models()}
 
     async def model(model_id: str) -> Response:
-        for card in gateway.models():
-            if card["id"] == model_id:
-                return JSONResponse(card)
-        return _response(problem(UnknownModelError(f"The model {model_id!r} does not exist.", "model")))
+        return _card(gateway, model_id)
 
     async def health() -> Response:
         well, troubles = gateway.health()
@@ -86,23 +83,33 @@ def build_http_app(gateway: Backend) -> FastAPI:
         return PlainTextResponse(gateway.exposition(), media_type=CONTENT_TYPE_LATEST)
 
     async def timeline(request: Request) -> Response:
-        asked = request.query_params
-        trace = await gateway.timeline(asked.get("instance"), _seconds(asked.get("seconds")))
-        return Response(trace, media_type="application/json")
+        return await _timeline(gateway, request)
 
-    def route(path: str, endpoint: Callable[..., Any], methods: Sequence[str], open_to_all: bool = False) -> None:
-        dependencies = [] if open_to_all else keyed
-        app.add_api_route(path, endpoint, methods=list(methods), dependencies=dependencies, response_model=None)
-
-    route("/v1/chat/completions", chat, ["POST"])
-    route("/v1/completions", complete, ["POST"])
-    route("/v1/models", models, READ)
-    route("/v1/models/{model_id:path}", model, READ)
-    route("/metrics", metrics, READ)
-    route("/debug/timeline", timeline, READ)
-    route("/health", health, READ, open_to_all=True)
-    route("/version", version, READ, open_to_all=True)
+    for path, endpoint, methods, dependencies in (
+        ("/v1/chat/completions", chat, ["POST"], keyed),
+        ("/v1/completions", complete, ["POST"], keyed),
+        ("/v1/models", models, READ, keyed),
+        ("/v1/models/{model_id:path}", model, READ, keyed),
+        ("/metrics", metrics, READ, keyed),
+        ("/debug/timeline", timeline, READ, keyed),
+        ("/health", health, READ, []),
+        ("/version", version, READ, []),
+    ):
+        app.add_api_route(path, endpoint, methods=methods, dependencies=dependencies, response_model=None)
     return app
+
+
+def _card(gateway: Backend, model_id: str) -> Response:
+    for card in gateway.models():
+        if card["id"] == model_id:
+            return JSONResponse(card)
+    return _response(problem(UnknownModelError(f"The model {model_id!r} does not exist.", "model")))
+
+
+async def _timeline(gateway: Backend, request: Request) -> Response:
+    asked = request.query_params
+    trace = await gateway.timeline(asked.get("instance"), _seconds(asked.get("seconds")))
+    return Response(trace, media_type="application/json")
 
 
 def _seconds(text: str | None) -> float:

@@ -27,9 +27,9 @@ def test_a_step_on_lanes_is_kept_with_its_split_its_reasons_and_what_was_predict
     assert ring.since(0) == [Step("step", 0, 1.0, 1.5, "lanes_both", "split", "fits", 3, 1, 2, 0, 7, 0.02, 0.025)]
 
 
-def test_a_block_is_kept_with_its_layers_and_ends_when_it_ended_itself() -> None:
+def test_a_block_is_kept_with_its_layers_and_what_was_predicted() -> None:
     ring = timeline()
-    ring.block(SHARED, job_id=3, first_layer=5, tokens=700, begin_s=2.0, took_s=0.25)
+    ring.block(SHARED, job_id=3, first_layer=5, tokens=700, begin_s=2.0, end_s=2.25)
     assert ring.since(0) == [PrefillBlock("block", 0, 2.0, 2.25, "split", "fits", 3, 1, 3, 5, 12, 700, 0.05, 0.06)]
 
 
@@ -67,7 +67,7 @@ def test_a_record_survives_json() -> None:
     ring = timeline()
     ring.arrived(1.0, "a", 12)
     ring.step(StepPlan(StepReason.LANES_BOTH, ("a",), lanes=SHARED), 1.0, 1.5, waiting=0)
-    ring.block(SHARED, 3, 5, 700, 2.0, 0.25)
+    ring.block(SHARED, 3, 5, 700, 2.0, 2.25)
     ring.ended(2.0, "a", FinishReason.STOP.value, 5)
     records = ring.since(0)
     assert [unpack(packed) for packed in json.loads(json.dumps(records))] == records
