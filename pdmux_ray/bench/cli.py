@@ -131,19 +131,19 @@ def _add_api_key(group: argparse._ActionsContainer) -> None:
 
 def _run(args: argparse.Namespace) -> int:
     with _extra():
-        from pdmux_ray.bench.command import run
+        from pdmux_ray.bench.load.one_server import run
     return run(args)
 
 
 def _compare(args: argparse.Namespace) -> int:
     with _extra():
-        from pdmux_ray.bench.compare import compare
+        from pdmux_ray.bench.load.compare import compare
     return compare(args)
 
 
 def _report(args: argparse.Namespace) -> int:
     with _extra():
-        from pdmux_ray.bench.compare import report
+        from pdmux_ray.bench.load.compare import report
     return report(args.directory)
 
 

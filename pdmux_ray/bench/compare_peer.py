@@ -20,19 +20,21 @@ from pathlib import Path
 
 from rich.console import Console
 
-from pdmux_ray.bench import server, targets
+from pdmux_ray.bench import server
 from pdmux_ray.bench.cli import TOKEN_IDS
-from pdmux_ray.bench.client import Target
-from pdmux_ray.bench.command import SAMPLE, Outcome, claim, measured, say, write_report
-from pdmux_ray.bench.compare import conclude
-from pdmux_ray.bench.comparison import goodput_ratio
-from pdmux_ray.bench.conduct import Conductor
-from pdmux_ray.bench.generator import Options, closed_loop
-from pdmux_ray.bench.generator import run as run_loop
-from pdmux_ray.bench.offer import Offer, Terms
-from pdmux_ray.bench.provenance import provenance
-from pdmux_ray.bench.session import Session
-from pdmux_ray.bench.slo_text import SloText
+from pdmux_ray.bench.load import targets
+from pdmux_ray.bench.load.client import Target
+from pdmux_ray.bench.load.compare import conclude
+from pdmux_ray.bench.load.comparison import goodput_ratio
+from pdmux_ray.bench.load.conductor import Conductor
+from pdmux_ray.bench.load.generator import Options, closed_loop
+from pdmux_ray.bench.load.generator import run as run_loop
+from pdmux_ray.bench.load.job import SAMPLE
+from pdmux_ray.bench.load.offer import Offer, Terms
+from pdmux_ray.bench.load.outcome import Outcome, claim, measured, say, write_report
+from pdmux_ray.bench.load.provenance import provenance
+from pdmux_ray.bench.load.session import Session
+from pdmux_ray.bench.load.slo_text import SloText
 from pdmux_ray.errors import ConfigError, PdmuxError
 from pdmux_ray.model.source import resolve
 from pdmux_ray.report import figures

@@ -20,8 +20,9 @@ from collections.abc import Sequence
 
 import aiohttp
 
-from pdmux_ray.bench import client, server
-from pdmux_ray.bench.client import Target
+from pdmux_ray.bench import server
+from pdmux_ray.bench.load import client
+from pdmux_ray.bench.load.client import Target
 from pdmux_ray.errors import PdmuxError
 from pdmux_ray.metrics.lifeline import Ending, Lifeline
 from pdmux_ray.workload.requests import Ask, PlannedRequest

@@ -15,8 +15,8 @@ from typing import Any
 
 import aiohttp
 
-from pdmux_ray.bench import client
-from pdmux_ray.bench.client import Target
+from pdmux_ray.bench.load import client
+from pdmux_ray.bench.load.client import Target
 from pdmux_ray.metrics.lifeline import Lifeline
 
 Run = Callable[[aiohttp.ClientSession, str, str, random.Random], Awaitable[str]]

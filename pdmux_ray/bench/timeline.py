@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
-from pdmux_ray.bench.answer import quoted
-from pdmux_ray.bench.targets import TargetError, base_url
+from pdmux_ray.bench.load.answer import quoted
+from pdmux_ray.bench.load.targets import TargetError, base_url
 from pdmux_ray.errors import ConfigError
 from pdmux_ray.metrics.trace import Trace, arrivals_of, clock_offset_s, events_of, together, units_of
 from pdmux_ray.report.series import UnitsSample, Window

@@ -14,8 +14,8 @@ from dataclasses import fields, replace
 
 import pytest
 
-from pdmux_ray.bench.client import Target
-from pdmux_ray.bench.generator import Load, Options, open_loop, run
+from pdmux_ray.bench.load.client import Target
+from pdmux_ray.bench.load.generator import Load, Options, open_loop, run
 from pdmux_ray.bench.scripted_server import Record, Script, Usage, in_own_process
 from pdmux_ray.metrics.goodput import Slo, Verdict
 from pdmux_ray.metrics.lifeline import Ending, Lifeline

@@ -10,9 +10,9 @@ from itertools import pairwise
 
 import pytest
 
-from pdmux_ray.bench import capacity
-from pdmux_ray.bench.client import Target
-from pdmux_ray.bench.generator import Load, OnProgress, Options, closed_loop, open_loop, run
+from pdmux_ray.bench import client_capacity
+from pdmux_ray.bench.load.client import Target
+from pdmux_ray.bench.load.generator import Load, OnProgress, Options, closed_loop, open_loop, run
 from pdmux_ray.bench.scripted_server import Script, in_own_process
 from pdmux_ray.bench.server import free_port
 from pdmux_ray.errors import ConfigError, PdmuxError
@@ -119,11 +119,11 @@ def test_a_server_that_is_not_there_is_no_run_at_all() -> None:
 
 def test_capacity_is_measured_and_what_is_beyond_it_is_said() -> None:
     cores = sorted(os.sched_getaffinity(0))
-    easy = capacity.measure("steps", streams=20, tokens_per_s=200, seconds=1.0, cores=cores)
+    easy = client_capacity.measure("steps", streams=20, tokens_per_s=200, seconds=1.0, cores=cores)
     assert easy.holds
     assert easy.received_per_s == pytest.approx(200, rel=0.02)
     assert easy.late_s[0] >= 0
-    too_much = capacity.Outcome("steps", 400.0, easy.received_per_s, 1.0, easy.late_s, easy.load, lost=3)
+    too_much = client_capacity.Outcome("steps", 400.0, easy.received_per_s, 1.0, easy.late_s, easy.load, lost=3)
     assert not too_much.holds
-    assert [line.split()[-1] for line in capacity.table([easy, too_much])[1:3]] == ["ok", "CANNOT"]
-    assert "3 requests" in capacity.table([too_much])[-1]
+    assert [line.split()[-1] for line in client_capacity.table([easy, too_much])[1:3]] == ["ok", "CANNOT"]
+    assert "3 requests" in client_capacity.table([too_much])[-1]

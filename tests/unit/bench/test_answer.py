@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdmux_ray.bench.answer import Answer, BrokenAnswerError, spread
-from pdmux_ray.bench.sse import LIMIT_BYTES, EventParser, OversizeError
+from pdmux_ray.bench.load.answer import Answer, BrokenAnswerError, spread
+from pdmux_ray.bench.load.sse import LIMIT_BYTES, EventParser, OversizeError
 from pdmux_ray.metrics.lifeline import Ending, Lifeline
 
 STREAM = (

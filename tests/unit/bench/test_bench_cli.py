@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pdmux_ray import cli
-from pdmux_ray.bench.command import claim
+from pdmux_ray.bench.load.outcome import claim
 from pdmux_ray.errors import ConfigError
 
 URL = "http://127.0.0.1:9"  # nobody is there; a request to it would end with 1, not 2

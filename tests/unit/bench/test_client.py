@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from pdmux_ray.bench import client
-from pdmux_ray.bench.client import Dialect, Target
+from pdmux_ray.bench.load import client
+from pdmux_ray.bench.load.client import Dialect, Target
 from pdmux_ray.bench.scripted_server import Script, ScriptedServer, Usage
 from pdmux_ray.bench.server import free_port
 from pdmux_ray.errors import ConfigError, PdmuxError

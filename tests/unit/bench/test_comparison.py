@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from pdmux_ray.bench.compare import rejudge
-from pdmux_ray.bench.comparison import differences, goodput_ratio
-from pdmux_ray.bench.offer import Terms
-from pdmux_ray.bench.session import RunRecord, Session
+from pdmux_ray.bench.load.compare import rejudge
+from pdmux_ray.bench.load.comparison import differences, goodput_ratio
+from pdmux_ray.bench.load.offer import Terms
+from pdmux_ray.bench.load.session import RunRecord, Session
 from pdmux_ray.metrics.goodput import Slo
 from pdmux_ray.metrics.lifeline import Lifeline
 from tests.unit.metrics.lifelines import served

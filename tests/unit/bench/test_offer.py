@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from pdmux_ray.bench.offer import MAX_REQUESTS, Arrivals, Offer
+from pdmux_ray.bench.load.offer import MAX_REQUESTS, Arrivals, Offer
 from pdmux_ray.errors import ConfigError
 from pdmux_ray.workload.requests import Ask
 from pdmux_ray.workload.source import load_workload

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from pdmux_ray.bench.provenance import command_line, provenance
+from pdmux_ray.bench.load.provenance import command_line, provenance
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from pdmux_ray.bench.search import Bisection
+from pdmux_ray.bench.load.search import Bisection
 from pdmux_ray.errors import ConfigError
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from pdmux_ray.bench.offer import Terms
-from pdmux_ray.bench.session import REQUESTS_FILE, UNITS_FILE, RunRecord, Session, from_first_arrival, read_requests
+from pdmux_ray.bench.load.offer import Terms
+from pdmux_ray.bench.load.session import REQUESTS_FILE, UNITS_FILE, RunRecord, Session, from_first_arrival, read_requests
 from pdmux_ray.errors import ConfigError
 from pdmux_ray.metrics import summary as summaries
 from pdmux_ray.metrics.goodput import Slo

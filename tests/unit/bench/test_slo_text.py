@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from pdmux_ray.bench.slo_text import SloText, SoloLatency
+from pdmux_ray.bench.load.slo_text import SloText, SoloLatency
 from pdmux_ray.errors import ConfigError
 from pdmux_ray.metrics.goodput import Slo
 

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from pdmux_ray.bench import client, peer, soak, soak_requests
-from pdmux_ray.bench.client import Target
+from pdmux_ray.bench import peer, soak, soak_requests
+from pdmux_ray.bench.load import client
+from pdmux_ray.bench.load.client import Target
 from pdmux_ray.bench.scripted_server import Script, ScriptedServer, Usage
 from pdmux_ray.bench.soak_requests import KINDS, pick
 from pdmux_ray.errors import PdmuxError

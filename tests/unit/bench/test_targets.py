@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from pdmux_ray.bench.targets import base_url, fit_line, plan_solo, split_name
+from pdmux_ray.bench.load.targets import base_url, fit_line, plan_solo, split_name
 from pdmux_ray.errors import ConfigError
 from pdmux_ray.workload.requests import Ask
 from pdmux_ray.workload.source import load_workload

@@ -14,7 +14,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from pdmux_ray import cli
-from pdmux_ray.bench.targets import TargetError
+from pdmux_ray.bench.load.targets import TargetError
 from pdmux_ray.bench.timeline import Fetched, fetch, run_samples
 from pdmux_ray.engine.timeline import Arrival, Record, Step
 from pdmux_ray.metrics.trace import Source, arrivals_of, chrome_trace

@@ -15,8 +15,8 @@ from typing import Any, Literal
 
 import aiohttp
 
-from pdmux_ray.bench.answer import Answer, BrokenAnswerError, quoted
-from pdmux_ray.bench.sse import EventParser, OversizeError
+from pdmux_ray.bench.load.answer import Answer, BrokenAnswerError, quoted
+from pdmux_ray.bench.load.sse import EventParser, OversizeError
 from pdmux_ray.errors import ConfigError, PdmuxError
 from pdmux_ray.metrics.lifeline import Lifeline
 from pdmux_ray.workload.requests import Ask, PlannedRequest

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pdmux_ray.bench.offer import Terms
+from pdmux_ray.bench.load.offer import Terms
 from pdmux_ray.errors import ConfigError
 from pdmux_ray.metrics import summary as summaries
 from pdmux_ray.metrics.goodput import RatePoint

@@ -15,9 +15,9 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-from pdmux_ray.bench import client
-from pdmux_ray.bench.client import Target
-from pdmux_ray.bench.slo_text import SoloLatency
+from pdmux_ray.bench.load import client
+from pdmux_ray.bench.load.client import Target
+from pdmux_ray.bench.load.slo_text import SoloLatency
 from pdmux_ray.errors import ConfigError, PdmuxError
 from pdmux_ray.metrics.lifeline import Ending, Lifeline, quantile
 from pdmux_ray.workload.requests import Ask, PlannedRequest

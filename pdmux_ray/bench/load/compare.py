@@ -14,15 +14,16 @@ from pathlib import Path
 
 from rich.console import Console
 
-from pdmux_ray.bench import targets
-from pdmux_ray.bench.client import Target
-from pdmux_ray.bench.command import COMPARISON_FILE, Job, Outcome, claim, connect, measured, say, write_report
-from pdmux_ray.bench.comparison import differences, goodput_ratio
-from pdmux_ray.bench.conduct import Conductor
-from pdmux_ray.bench.offer import Terms
-from pdmux_ray.bench.provenance import provenance
-from pdmux_ray.bench.session import Session
-from pdmux_ray.bench.slo_text import SloText
+from pdmux_ray.bench.load import targets
+from pdmux_ray.bench.load.client import Target
+from pdmux_ray.bench.load.comparison import differences, goodput_ratio
+from pdmux_ray.bench.load.conductor import Conductor
+from pdmux_ray.bench.load.job import Job, connect
+from pdmux_ray.bench.load.offer import Terms
+from pdmux_ray.bench.load.outcome import COMPARISON_FILE, Outcome, claim, measured, say, write_report
+from pdmux_ray.bench.load.provenance import provenance
+from pdmux_ray.bench.load.session import Session
+from pdmux_ray.bench.load.slo_text import SloText
 from pdmux_ray.errors import ConfigError
 from pdmux_ray.metrics import summary as summaries
 from pdmux_ray.metrics.goodput import Slo

@@ -1,7 +1,7 @@
 """Offers load: in an open loop, where requests are sent on time whatever the server does, or in a closed one.
 
 `run` takes uvloop where it is installed: a token costs it about half the CPU time of asyncio's own loop, so that tokens which
-come all at once get their times sooner (`bench.capacity` measures both).
+come all at once get their times sooner (`bench.client_capacity` measures both).
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any, Literal, TypeVar
 
 import aiohttp
 
-from pdmux_ray.bench import client, watch
-from pdmux_ray.bench.client import Target
+from pdmux_ray.bench.load import client, client_health
+from pdmux_ray.bench.load.client import Target
 from pdmux_ray.errors import ConfigError
 from pdmux_ray.metrics.lifeline import Ending, Lifeline
 from pdmux_ray.workload.requests import Ask, PlannedRequest
@@ -36,7 +36,7 @@ class Options:
 
     time_limit_s: float = 3600.0  # after which nothing more is sent
     drain_s: float = 60.0  # after the last send; requests that are not done by then are UNFINISHED
-    lateness_tolerance_s: float | None = None  # of the p99; None: `watch.lateness_tolerance_s`
+    lateness_tolerance_s: float | None = None  # of the p99; None: `client_health.lateness_tolerance_s`
     stall_tolerance_s: float = 0.010  # stalls of the client's loop that are longer count against the run
 
 
@@ -58,7 +58,7 @@ class Load:
 
 def run(coroutine: Coroutine[Any, Any, Result]) -> Result:
     """`asyncio.run`, on the best loop there is and ahead of other processes. Ctrl-C cancels the coroutine."""
-    with watch.first_in_line(), asyncio.Runner(loop_factory=_new_loop) as runner:
+    with client_health.first_in_line(), asyncio.Runner(loop_factory=_new_loop) as runner:
         return runner.run(coroutine)
 
 
@@ -79,7 +79,7 @@ async def open_loop(target: Target, plan: Sequence[PlannedRequest], options: Opt
     run = _Run(len(plan), options, on_progress)
     tolerance_s = options.lateness_tolerance_s
     if tolerance_s is None:
-        tolerance_s = watch.lateness_tolerance_s([planned.due_s for planned in plan])
+        tolerance_s = client_health.lateness_tolerance_s([planned.due_s for planned in plan])
 
     async def feed() -> None:
         for planned in sorted(plan, key=lambda planned: planned.due_s):
@@ -108,7 +108,7 @@ async def closed_loop(target: Target, asks: Sequence[Ask], concurrency: int, opt
                 return
             run.begin(PlannedRequest(index, due_s, ask), data).add_done_callback(lambda _: room.release())
 
-    return await run.load(target, feed, watch.MIN_LATENESS_S)
+    return await run.load(target, feed, client_health.MIN_LATENESS_S)
 
 
 async def _until(due_s: float) -> None:
@@ -139,8 +139,8 @@ class _Run:
         interrupted = False
         async with client.session() as self._session:
             self.target = await client.probed(self._session, target)
-            looked = watch.LoopWatch(self._options.stall_tolerance_s)
-            with watch.no_collections():
+            looked = client_health.LoopWatch(self._options.stall_tolerance_s)
+            with client_health.no_collections():
                 self.start_s = time.perf_counter() + HEAD_START_S
                 try:
                     async with _beside(looked.run(), self._progress()):
@@ -154,10 +154,10 @@ class _Run:
             raise self._failure  # a defect of the client: servers' and connections' failures are in the lifelines
         self._on_progress(len(self._lifelines), self._done, self._planned)
         lifelines = [lifeline for _, lifeline in sorted(self._lifelines, key=lambda entry: entry[0])]
-        late_s = watch.lateness_p99_s(lifelines)
+        late_s = client_health.lateness_p99_s(lifelines)
         return Load(
             lifelines=lifelines,
-            invalid=watch.judged(late_s, tolerance_s, looked),
+            invalid=client_health.judged(late_s, tolerance_s, looked),
             interrupted=interrupted,
             counting="exact" if self._exact else "estimated",
             loop=type(asyncio.get_running_loop()).__module__.partition(".")[0],

@@ -6,12 +6,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from pdmux_ray.bench.client import Target
-from pdmux_ray.bench.generator import Load, Options, closed_loop, open_loop
-from pdmux_ray.bench.generator import run as run_loop
-from pdmux_ray.bench.offer import Offer
-from pdmux_ray.bench.session import RunRecord, Session, from_first_arrival
-from pdmux_ray.bench.targets import TargetError, checked
+from pdmux_ray.bench.load.client import Target
+from pdmux_ray.bench.load.generator import Load, Options, closed_loop, open_loop
+from pdmux_ray.bench.load.generator import run as run_loop
+from pdmux_ray.bench.load.offer import Offer
+from pdmux_ray.bench.load.session import RunRecord, Session, from_first_arrival
+from pdmux_ray.bench.load.targets import TargetError, checked
 from pdmux_ray.bench.timeline import fetch, run_samples
 from pdmux_ray.metrics.lifeline import Ending, Lifeline
 from pdmux_ray.metrics.summary import RunSummary

@@ -1,6 +1,6 @@
 """How much this machine's load generator can bear: many streams from a source that runs no model, on one core each.
 
-    python -m pdmux_ray.bench.capacity [--streams 500] [--tokens-per-s 5000] [--seconds 10]
+    python -m pdmux_ray.bench.client_capacity [--streams 500] [--tokens-per-s 5000] [--seconds 10]
 
 Two shapes of the same load: every stream on a schedule of its own, and all tokens of a step at once, as a server that batches
 sends them (the harder one). "Late" is the client's time of a token minus the time when the source handed it to the kernel. Exit
@@ -16,8 +16,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pdmux_ray.bench.client import Target
-from pdmux_ray.bench.generator import Load, Options, open_loop, run
+from pdmux_ray.bench.load.client import Target
+from pdmux_ray.bench.load.generator import Load, Options, open_loop, run
 from pdmux_ray.bench.scripted_server import Record, Script, in_own_process
 from pdmux_ray.metrics.lifeline import Ending, quantile
 from pdmux_ray.workload.requests import Ask, PlannedRequest
@@ -107,7 +107,7 @@ def table(outcomes: Sequence[Outcome]) -> list[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m pdmux_ray.bench.capacity", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m pdmux_ray.bench.client_capacity", description=__doc__.splitlines()[0])
     parser.add_argument("--streams", type=int, default=500)
     parser.add_argument("--tokens-per-s", type=float, default=5000.0, help="of all streams together")
     parser.add_argument("--seconds", type=float, default=10.0, help="with all streams under way, for each shape")

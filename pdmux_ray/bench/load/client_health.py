@@ -83,17 +83,17 @@ def lateness_p99_s(lifelines: Sequence[Lifeline]) -> float:
     return quantile(late_s, 0.99) if late_s else 0.0
 
 
-def judged(late_s: float, tolerance_s: float, watch: LoopWatch) -> str | None:
+def judged(late_s: float, tolerance_s: float, looked: LoopWatch) -> str | None:
     """Why a run must not be used. None: it may."""
     troubles = []
     if late_s > tolerance_s:
         troubles.append(
             f"the client sent late: p99 {late_s * 1e3:.1f} ms after the planned time, {tolerance_s * 1e3:.1f} ms are tolerated"
         )
-    if (share := watch.stalled_share) > MAX_STALLED:
+    if (share := looked.stalled_share) > MAX_STALLED:
         troubles.append(
             f"the client could not keep up: its loop stood still for {share:.1%} of the run, {MAX_STALLED:.0%} is tolerated "
-            f"(counting stalls over {watch.tolerance_s * 1e3:.0f} ms; the longest took {watch.longest_s * 1e3:.0f} ms)"
+            f"(counting stalls over {looked.tolerance_s * 1e3:.0f} ms; the longest took {looked.longest_s * 1e3:.0f} ms)"
         )
     return "; ".join([*troubles, "give the client a core of its own, or offer less"]) if troubles else None
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from pdmux_ray.bench.session import Session
+from pdmux_ray.bench.load.session import Session
 from pdmux_ray.metrics.goodput import RatePoint, resampled
 from pdmux_ray.metrics.lifeline import quantile
 
