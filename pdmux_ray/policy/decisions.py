@@ -108,7 +108,7 @@ class Admission:
     """Whether a new request is taken in. `retry_after_s` is positive exactly when it is refused."""
 
     accept: bool
-    predicted_ttft_s: float
+    predicted_ttft_s: float | None  # None without a latency model
     retry_after_s: float
     reason: AdmitReason
 

@@ -35,16 +35,14 @@ class FakeCosts:
         return self._estimate(self.fixed_s + reading + computing)
 
     def prefill(self, pieces: Sequence[Piece], layers: int, units: int, decode_units: int) -> Estimate:
-        computing = self._prefill_s(pieces) * layers / self.layers * self._slower(units, decode_units, self.units)
-        reading = self.weights_s * layers / self.layers * self._slower(units, decode_units, self.knee)
-        return self._estimate(self.fixed_s + max(computing, reading))
+        share = layers / self.layers
+        computing = self._prefill_s(pieces) * share * self._slower(units, decode_units, self.units)
+        reading = self.weights_s * share * self._slower(units, decode_units, self.knee)
+        return self._estimate(self.fixed_s + computing + reading)
 
     def mixed(self, batch: int, context_tokens: int, pieces: Sequence[Piece], units: int) -> Estimate:
-        slower = self._slower(units, 0, self.units)
-        computing = (self._prefill_s(pieces) + self.request_s * batch) * slower
-        reading = self.weights_s * self._slower(units, 0, self.knee)
-        context = self.context_s * context_tokens * self._slower(units, 0, self.knee)
-        return self._estimate(self.fixed_s + max(computing, reading) + context)
+        decoding = self.decode(batch, context_tokens, units, 0).predicted_s  # it reads the weights for both
+        return self._estimate(decoding + self._prefill_s(pieces) * self._slower(units, 0, self.units))
 
     def _prefill_s(self, pieces: Sequence[Piece]) -> float:
         return sum(self.token_s * n + self.pair_s * n * (n / 2 + prior) for n, prior in pieces)

@@ -49,7 +49,8 @@ def lane_step(view: LanesView, limits: LaneLimits, costs: CostModel | None) -> L
     if free_pages < 0:
         preempted = preempt(view, _preemptible(view))
         decoding, prefilling = without(decoding, preempted), without(prefilling, preempted)
-        jobs = [job for job in jobs if not any(request in preempted for request in job.requests)]
+        gone = {request.request_id for request in preempted}
+        jobs = [job for job in jobs if gone.isdisjoint([request.request_id for request in job.requests])]
     computed = {request.request_id for job in jobs for request in job.requests}
     startable = [request for request in prefilling if request.request_id not in computed]
     if not preempted:

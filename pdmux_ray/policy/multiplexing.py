@@ -99,9 +99,9 @@ def _ruled_use(step: LaneStep, work: Work) -> LaneUse:
 
 def _hold(step: LaneStep) -> StepPlan:
     """A block is in flight."""
-    split = step.view.split
-    waits = not split.decode_units or step.view.mode is Mode.TIME_SHARED
-    use = LaneUse(_lane_mode(step), split, ModeReason.HELD)
+    mode, split = step.view.mode, step.view.split
+    use = LaneUse(mode, split, ModeReason.HELD)
+    waits = not split.decode_units or mode is Mode.TIME_SHARED
     if step.decoding and not waits:
         if step.costs is not None:
             use = replace(use, decode_s=step.costs.decode(*step.decodes, split.decode_units, split.prefill_units))

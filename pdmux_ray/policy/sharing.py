@@ -22,6 +22,7 @@ from pdmux_ray.types import Mode, Split
 
 SLIP = 1.05  # a block that ends just after a decode step leaves its lane idle for a whole one: plan it this much shorter
 WELL_FILLED = 0.9  # of the decode steps that a block lasts for
+GRAIN = 8  # tokens by which the length of a chunk is chosen
 MOST_STEPS = 4  # that a block lasts for, when a layer is not longer: until it ends, no split changes and nobody overtakes
 
 
@@ -156,11 +157,10 @@ def chunked(costs: CostModel, view: LanesView, decodes: Decodes, work: Work, itl
 def chunk_tokens(
     costs: CostModel, view: LanesView, decodes: Decodes, most_tokens: int, prior_tokens: int, itl_s: float
 ) -> tuple[int, Estimate]:
-    """The longest chunk (at least a page) whose step keeps the objective, and that step."""
-    page = view.page_size
+    """The longest chunk (of `GRAIN` tokens at least) whose step keeps the objective, and that step."""
 
-    def step(pages: int) -> Estimate:
-        return costs.mixed(*decodes, (Piece(min(pages * page, most_tokens), prior_tokens),), view.units)
+    def step(grains: int) -> Estimate:
+        return costs.mixed(*decodes, (Piece(min(grains * GRAIN, most_tokens), prior_tokens),), view.units)
 
-    pages = most(lambda pages: step(pages).bound_s <= itl_s, -(-most_tokens // page))
-    return min(pages * page, most_tokens), step(pages)
+    grains = most(lambda grains: step(grains).bound_s <= itl_s, -(-most_tokens // GRAIN))
+    return min(grains * GRAIN, most_tokens), step(grains)

@@ -45,7 +45,7 @@ def most_urgent_first(
     heap: list[tuple[float, int, int, RequestView, Entrant | None]] = []
     for number, request in enumerate(requests):
         due = request.ttft_deadline_s
-        heap.append((_rank(due, due < now, patience_s), request.arrival, number, request, None))
+        heap.append((rank_of(due, due < now, patience_s), request.arrival, number, request, None))
     heapify(heap)
     looked_at = 0
     while heap:
@@ -71,11 +71,12 @@ def resting_order(
     for job in jobs:
         rest_s = seconds(job.pieces, view.layers - job.layers_done) if seconds is not None else 0.0
         due = min(request.ttft_deadline_s for request in job.requests)
-        ranked.append((_rank(due, due < view.now + rest_s, patience_s), job.job_id, job, rest_s))
+        ranked.append((rank_of(due, due < view.now + rest_s, patience_s), job.job_id, job, rest_s))
     return [(job, rest_s) for _, _, job, rest_s in sorted(ranked, key=lambda ranking: ranking[:2])]
 
 
-def _rank(due_s: float, late: bool, patience_s: float) -> float:
+def rank_of(due_s: float, late: bool, patience_s: float) -> float:
+    """Smaller is more urgent."""
     if due_s == math.inf:
         return -math.inf
     return due_s + patience_s if late else due_s
@@ -84,17 +85,21 @@ def _rank(due_s: float, late: bool, patience_s: float) -> float:
 def may_overtake(now: float, new_s: float, due_s: float, resting: Sequence[tuple[JobView, float]], most_overtakes: int) -> bool:
     """Whether a new job of `new_s` seconds, due at `due_s`, runs before all of `resting`, which stand in their order.
 
-    Only when that saves it, when none of them misses its own deadline for it that would not miss it anyway, and when none has
-    been overtaken as often as is allowed: whoever has begun waits for a bounded number of jobs.
+    Only when it would miss its deadline otherwise, when none of them misses its own for it that would not miss it anyway, and
+    when none has been overtaken as often as is allowed: whoever has begun waits for a bounded number of jobs. One that misses
+    its deadline anyway overtakes only longer ones that do, too.
     """
-    waits_s = sum(rest_s for _, rest_s in resting)
-    if not now + new_s <= due_s < now + waits_s + new_s:
+    if due_s >= now + sum(rest_s for _, rest_s in resting) + new_s:
         return False
+    late = now + new_s > due_s
     ends_s = now
     for job, rest_s in resting:
         ends_s += rest_s
         if job.overtaken >= most_overtakes:
             return False
-        if any(ends_s <= request.ttft_deadline_s < ends_s + new_s for request in job.requests):
+        kept = [request for request in job.requests if request.ttft_deadline_s >= ends_s]
+        if any(request.ttft_deadline_s < ends_s + new_s for request in kept):
+            return False
+        if late and (kept or rest_s <= new_s):
             return False
     return True

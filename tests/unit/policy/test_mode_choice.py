@@ -1,0 +1,120 @@
+"""AUTO."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from pdmux_ray.policy.decisions import ModeReason, StepPlan, StepReason
+from pdmux_ray.policy.fake_costs import FakeCosts
+from pdmux_ray.policy.mode_choice import choose_way
+from pdmux_ray.policy.multiplexing import LaneLimits, plan_lanes
+from pdmux_ray.policy.sharing import Way
+from pdmux_ray.policy.views import Estimate
+from pdmux_ray.types import Mode, Split
+
+from .lanes import Lanes, begun, check, decoder, waiter, with_jobs
+
+CPU = FakeCosts()
+GPU = FakeCosts(units=8, knee=3, token_s=0.0001, request_s=0.0)
+
+
+def plan_of(view: Lanes, itl_s: float, costs: FakeCosts) -> StepPlan:
+    plan = plan_lanes(view, LaneLimits(Mode.AUTO, 64, itl_s=itl_s), costs)
+    check(view, plan)
+    return plan
+
+
+def mode_of(plan: StepPlan) -> Mode:
+    return plan.lanes.mode if plan.lanes else Mode.CHUNKED
+
+
+def busy(units: int) -> Lanes:
+    return Lanes(units=units, decoding=[decoder(f"d{i}") for i in range(4)], waiting=[waiter("w", 2048)], now=100.0)
+
+
+def test_where_a_few_units_decode_as_fast_as_all_a_tight_objective_asks_for_a_split() -> None:
+    alone = GPU.decode(4, 400, 8, 0)
+    plan = plan_of(busy(8), 1.3 * alone.bound_s, GPU)
+    assert plan.lanes is not None
+    assert (plan.lanes.mode, plan.lanes.why) == (Mode.SPLIT, ModeReason.SLACK)
+    assert plan.lanes.split == Split(5, 3)
+
+
+def test_on_a_few_cores_a_loose_objective_asks_for_a_long_chunk() -> None:
+    alone = CPU.decode(4, 400, 2, 0)
+    plan = plan_of(busy(2), 3 * alone.bound_s, CPU)
+    assert (plan.lanes, plan.why, plan.reason) == (None, ModeReason.SLACK, StepReason.CHUNK_MIXED)
+    assert plan.step_s is not None
+    assert 0.6 * 3 * alone.bound_s < plan.step_s.bound_s <= 3 * alone.bound_s
+
+
+def test_the_objective_decides_on_the_same_device() -> None:
+    """A prefill has 5/8 of the device in a split; else what decode leaves of the objective: 1/4, 1/2 and 5/6."""
+    alone = GPU.decode(4, 400, 8, 0)
+    modes = [mode_of(plan_of(busy(8), factor * alone.bound_s, GPU)) for factor in (1.3, 2.0, 6.0)]
+    assert modes[:2] == [Mode.SPLIT, Mode.SPLIT]
+    assert modes[2] in (Mode.TIME_SHARED, Mode.CHUNKED)
+
+
+def test_a_job_that_rests_cannot_become_chunks() -> None:
+    view = with_jobs(busy(2), begun(1, waiter("p", 500), done=3))
+    assert mode_of(plan_of(view, 0.066, CPU)) in (Mode.TIME_SHARED, Mode.SPLIT, Mode.CAPPED)
+
+
+def test_with_a_single_unit_there_is_nothing_to_split() -> None:
+    view = with_jobs(busy(1), begun(1, waiter("p", 500), done=3))
+    assert mode_of(plan_of(view, 0.2, replace(CPU, units=1))) is Mode.TIME_SHARED
+
+
+def test_when_no_mode_keeps_the_objective_the_one_that_misses_it_least_is_taken() -> None:
+    plan = plan_of(busy(2), 0.001, CPU)
+    assert (plan.why or (plan.lanes and plan.lanes.why)) is ModeReason.BEST_EFFORT
+    assert plan.prefill or (plan.lanes and plan.lanes.block)
+
+
+def test_a_step_of_one_lane_does_not_count_as_a_change_of_mode() -> None:
+    idle = Lanes(decoding=[decoder("d")], mode=Mode.CAPPED)
+    assert mode_of(plan_of(idle, 0.066, CPU)) is Mode.CAPPED
+    assert mode_of(plan_of(replace(idle, mode=Mode.CHUNKED), 0.066, CPU)) is Mode.CHUNKED
+    alone = Lanes(waiting=[waiter("w", 5)], mode=Mode.SPLIT)
+    assert mode_of(plan_of(alone, 0.066, CPU)) is Mode.SPLIT
+
+
+def way(mode: Mode, gap_s: float, finish_s: float, bound_s: float | None = None) -> Way:
+    gap = Estimate(gap_s, gap_s if bound_s is None else bound_s)
+    return Way(mode, Split(1, 1), 1, 0, gap, finish_s, gap, gap)
+
+
+SPLIT, CHUNKED = Mode.SPLIT, Mode.CHUNKED
+
+
+@pytest.mark.parametrize(
+    ("ways", "chosen", "why"),
+    [
+        ([way(SPLIT, 0.02, 2.0), way(CHUNKED, 0.05, 1.0)], CHUNKED, ModeReason.SLACK),
+        ([way(SPLIT, 0.02, 2.0), way(CHUNKED, 0.05, 1.0, bound_s=0.07)], SPLIT, ModeReason.SLACK),
+        ([way(SPLIT, 0.02, 1.04), way(CHUNKED, 0.05, 1.0)], SPLIT, ModeReason.SLACK),
+        ([way(SPLIT, 0.09, 1.0), way(CHUNKED, 0.08, 2.0)], CHUNKED, ModeReason.BEST_EFFORT),
+    ],
+    ids=["earlier end", "bound does not hold", "equals: shorter step", "none holds: least miss"],
+)
+def test_choice(ways: list[Way], chosen: Mode, why: ModeReason) -> None:
+    assert choose_way(ways, 0.06, Mode.TIME_SHARED, 0.0, 0.001, 10.0) == (next(w for w in ways if w.mode is chosen), why)
+
+
+@pytest.mark.parametrize(("age_s", "chosen", "why"), [(0.019, SPLIT, ModeReason.DWELL), (0.021, CHUNKED, ModeReason.SLACK)])
+def test_a_mode_stays_until_a_change_is_worth_what_it_costs(age_s: float, chosen: Mode, why: ModeReason) -> None:
+    ways = [way(SPLIT, 0.02, 2.0), way(CHUNKED, 0.05, 1.0)]  # a gain of one half, a cost of 1 ms, ten times: 20 ms
+    assert choose_way(ways, 0.06, SPLIT, age_s, 0.001, 10.0) == (next(w for w in ways if w.mode is chosen), why)
+
+
+def test_a_mode_whose_bound_does_not_hold_is_left_at_once() -> None:
+    ways = [way(SPLIT, 0.05, 1.0, bound_s=0.07), way(CHUNKED, 0.05, 2.0)]
+    assert choose_way(ways, 0.06, SPLIT, 0.0, 0.001, 10.0) == (ways[1], ModeReason.SLACK)
+
+
+def test_a_mode_that_ends_the_prefill_first_is_not_left_for_an_equal_one() -> None:
+    ways = [way(SPLIT, 0.02, 1.04), way(CHUNKED, 0.05, 1.0)]
+    assert choose_way(ways, 0.06, CHUNKED, 1e9, 0.001, 10.0) == (ways[1], ModeReason.DWELL)
