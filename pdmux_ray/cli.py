@@ -93,9 +93,12 @@ def _config_check(args: argparse.Namespace) -> int:
     import yaml
 
     from pdmux_ray.config import load_app_config
+    from pdmux_ray.engine.sglang_table import load_table
     from pdmux_ray.model.source import local_directory
 
     config = load_app_config(args.file)
+    if config.engine.multiplex.table is not None:
+        load_table(config.engine.multiplex.table)
     directory = local_directory(config.model, weights=config.engine.reads_weights)
     print(f"# {args.file} is valid; with the defaults filled in:")
     print(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False), end="")

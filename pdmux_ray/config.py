@@ -52,9 +52,11 @@ class _Frozen(BaseModel):
 class FakeConfig(_Frozen):
     """The fake device (`device: fake`): no model, made-up tokens, seconds that pass as configured."""
 
-    step_s: Annotated[float, Field(ge=0)] = 0.02  # of any step
+    step_s: Annotated[float, Field(ge=0)] = 0.02  # of any step, on the whole device
     prefill_s_per_token: Annotated[float, Field(ge=0)] = 0.0  # added per prefill token
     pages: PositiveInt = 4096
+    units: PositiveInt = 8
+    layers: PositiveInt = 8
 
 
 class MultiplexConfig(_Frozen):
@@ -154,7 +156,8 @@ def _no_such_key(key: object, known: Collection[str]) -> str:
 def load_serve_config(path: Path, overrides: Sequence[str] = ()) -> tuple[dict[str, Any], AppConfig]:
     """A Serve config file and its application's `args:`, both with `overrides` applied. Raises ConfigError.
 
-    An override is `KEY=VALUE` with a dotted key of AppConfig and a YAML value, such as `engine.mode=chunked`.
+    An override is `KEY=VALUE` with a dotted key of AppConfig and a YAML value, such as `engine.mode=chunked`. Files (profile,
+    table) are relative to the config file, in an override to the working directory; both become absolute.
     """
     try:
         document = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -162,10 +165,21 @@ def load_serve_config(path: Path, overrides: Sequence[str] = ()) -> tuple[dict[s
         raise ConfigError(f"cannot read {path}: {error}") from None
     application = _the_application(path, document)
     args = application["args"] = application["args"] or {}
-    config = parse_app_config(args)  # what is wrong in the file is said of the file, not of an override
+    parse_app_config(args)  # what is wrong in the file is said of the file, not of an override
+    _anchor_files(args, path.parent)
     for override in overrides:
         _override(args, override)
-    return document, parse_app_config(args) if overrides else config
+    parse_app_config(args)
+    _anchor_files(args, Path.cwd())
+    return document, parse_app_config(args)
+
+
+def _anchor_files(args: dict[str, Any], directory: Path) -> None:
+    """Valid `args`: replicas do not run where the config file lies."""
+    settings = args.get("engine", {}).get("multiplex", {})
+    for key in ("profile", "table"):
+        if settings.get(key) is not None:
+            settings[key] = str((directory / Path(settings[key]).expanduser()).absolute())
 
 
 def _the_application(path: Path, document: Any) -> dict[str, Any]:

@@ -48,6 +48,15 @@ def test_a_wrong_config_is_an_error_that_names_the_key(tmp_path: Path, capsys: p
     assert "engine.page_sise" in capsys.readouterr().err
 
 
+def test_a_wrong_table_makes_a_config_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = config_of(tmp_path, "{engine: {multiplex: {policy: sglang, table: t.yaml}}}")
+    (tmp_path / "t.yaml").write_text("sm_group_num: 8\n")
+    assert cli.main(["config", "check", str(config)]) == 0
+    (tmp_path / "t.yaml").write_text("sm_group_num: 2\n")
+    assert cli.main(["config", "check", str(config)]) == 2
+    assert "t.yaml, line 1: sm_group_num is a whole number, 3 or more" in capsys.readouterr().err
+
+
 def test_a_model_that_cannot_be_there_makes_a_config_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "empty").mkdir()
     for model, message in (("dmeo", "neither 'demo', nor a directory"), (tmp_path / "empty", "lacks config.json")):

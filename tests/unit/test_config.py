@@ -58,6 +58,20 @@ def test_an_override_reaches_both_the_document_and_the_configuration(config_file
     assert (config.engine.mode, config.gateway.max_prompts, config.model) == (Mode.CHUNKED, 2, "/a=b")
 
 
+def test_files_are_found_beside_the_config_and_those_of_an_override_where_one_is(
+    config_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = config_file.read_text().replace("max_batch: 3", "multiplex: {table: tables/t.yaml, profile: /p.json}")
+    config_file.write_text(text)
+    found = load_app_config(config_file).engine.multiplex
+    assert (found.table, found.profile) == (str(config_file.parent / "tables" / "t.yaml"), "/p.json")
+    (elsewhere := config_file.parent / "elsewhere").mkdir()
+    monkeypatch.chdir(elsewhere)
+    document, config = load_serve_config(config_file, ["engine.multiplex.table=u.yaml"])
+    assert config.engine.multiplex.table == str(elsewhere / "u.yaml")
+    assert document["applications"][0]["args"]["engine"]["multiplex"]["table"] == str(elsewhere / "u.yaml")
+
+
 @pytest.mark.parametrize(
     "override", ["engine.mode", "=3", "engine.=3", "model.name=x", "engine.mode=[", "engine.modus=chunked"]
 )
