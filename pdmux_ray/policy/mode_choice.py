@@ -9,28 +9,28 @@ from pdmux_ray.policy.sharing import Way
 from pdmux_ray.types import Mode
 
 NEAR = 1.05  # prefills that end within this factor of the earliest count as equals: then the shorter decode step counts
+LITTLE = 1.25  # when no bound holds, those within this factor of the lowest count as equals: to prefill nothing helps nobody
 
 
 def choose_way(
     ways: Sequence[Way], itl_s: float, mode: Mode, mode_age_s: float, switch_s: float, dwell: float
 ) -> tuple[Way, ModeReason]:
     """Of the ways whose ITL bound holds, the one that is predicted to end the most urgent prefill first; of equals, the one
-    with the shorter decode step. When none holds, the one that misses least.
+    with the shorter decode step. When none holds, the same among those that miss by little more than the least.
 
-    The mode of the last step stays while its bound holds as well as any, until it is `dwell` x `switch_s` / gain old: a change
-    that gains little must be worth it for long. The gain is the part of the prefill's time that the change saves.
+    The mode of the last step stays while it is among them, until it is `dwell` x `switch_s` / gain old: a change that gains
+    little must be worth it for long. The gain is the part of the prefill's time that the change saves.
     """
-    keeping = [way for way in ways if way.gap_s.bound_s <= itl_s]
-    if keeping:
-        soon_s = NEAR * min(way.finish_s for way in keeping)
-        best = min((way for way in keeping if way.finish_s <= soon_s), key=lambda way: way.gap_s.predicted_s)
-    else:
-        best = min(ways, key=lambda way: way.gap_s.bound_s)
-    why = ModeReason.SLACK if keeping else ModeReason.BEST_EFFORT
-    current = next((way for way in keeping or ways if way.mode is mode), best)
-    if current is best:
-        return best, why
-    gain = 1 - best.finish_s / current.finish_s if keeping else 1 - best.gap_s.bound_s / current.gap_s.bound_s
-    if gain <= 0 or mode_age_s * gain < dwell * switch_s:
+    why = ModeReason.SLACK
+    fit = [way for way in ways if way.gap_s.bound_s <= itl_s]
+    if not fit:
+        why = ModeReason.BEST_EFFORT
+        least_s = min(way.gap_s.bound_s for way in ways)
+        fit = [way for way in ways if way.gap_s.bound_s <= LITTLE * least_s]
+    soon_s = NEAR * min(way.finish_s for way in fit)
+    best = min((way for way in fit if way.finish_s <= soon_s), key=lambda way: way.gap_s.predicted_s)
+    current = next((way for way in fit if way.mode is mode), best)
+    gain = 1 - best.finish_s / current.finish_s
+    if current is not best and (gain <= 0 or mode_age_s * gain < dwell * switch_s):
         return current, ModeReason.DWELL
     return best, why

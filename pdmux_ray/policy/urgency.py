@@ -16,6 +16,7 @@ from typing import NamedTuple, TypeAlias
 from pdmux_ray.policy.views import JobView, LanesView, Piece, PrefixHit, RequestView
 
 LOOKED_AT = 16  # waiting requests whose time is predicted in one plan, at most: a plan's cost does not grow with the queue
+MUCH_LONGER = 4.0  # times: then a job without a deadline is overtaken by another one without
 
 Seconds: TypeAlias = Callable[[Sequence[Piece], int], float]
 """(pieces, layers) -> predicted seconds at the pace of the step that is planned."""
@@ -86,20 +87,20 @@ def may_overtake(now: float, new_s: float, due_s: float, resting: Sequence[tuple
     """Whether a new job of `new_s` seconds, due at `due_s`, runs before all of `resting`, which stand in their order.
 
     Only when it would miss its deadline otherwise, when none of them misses its own for it that would not miss it anyway, and
-    when none has been overtaken as often as is allowed: whoever has begun waits for a bounded number of jobs. One that misses
-    its deadline anyway overtakes only longer ones that do, too.
+    when none has been overtaken as often as is allowed: whoever has begun waits for a bounded number of jobs. One without a
+    deadline that can be kept overtakes only much longer ones without such a deadline.
     """
-    if due_s >= now + sum(rest_s for _, rest_s in resting) + new_s:
+    if now + sum(rest_s for _, rest_s in resting) + new_s <= due_s < math.inf:
         return False
-    late = now + new_s > due_s
+    hurried = now + new_s <= due_s < math.inf
     ends_s = now
     for job, rest_s in resting:
         ends_s += rest_s
         if job.overtaken >= most_overtakes:
             return False
-        kept = [request for request in job.requests if request.ttft_deadline_s >= ends_s]
+        kept = [request for request in job.requests if ends_s <= request.ttft_deadline_s < math.inf]
         if any(request.ttft_deadline_s < ends_s + new_s for request in kept):
             return False
-        if late and (kept or rest_s <= new_s):
+        if not hurried and (kept or rest_s < MUCH_LONGER * new_s):
             return False
     return True

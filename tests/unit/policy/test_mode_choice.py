@@ -68,7 +68,7 @@ def test_with_a_single_unit_there_is_nothing_to_split() -> None:
     assert mode_of(plan_of(view, 0.2, replace(CPU, units=1))) is Mode.TIME_SHARED
 
 
-def test_when_no_mode_keeps_the_objective_the_one_that_misses_it_least_is_taken() -> None:
+def test_when_no_mode_keeps_the_objective_one_that_misses_it_by_little_is_taken() -> None:
     plan = plan_of(busy(2), 0.001, CPU)
     assert (plan.why or (plan.lanes and plan.lanes.why)) is ModeReason.BEST_EFFORT
     assert plan.prefill or (plan.lanes and plan.lanes.block)
@@ -96,9 +96,10 @@ SPLIT, CHUNKED = Mode.SPLIT, Mode.CHUNKED
         ([way(SPLIT, 0.02, 2.0), way(CHUNKED, 0.05, 1.0)], CHUNKED, ModeReason.SLACK),
         ([way(SPLIT, 0.02, 2.0), way(CHUNKED, 0.05, 1.0, bound_s=0.07)], SPLIT, ModeReason.SLACK),
         ([way(SPLIT, 0.02, 1.04), way(CHUNKED, 0.05, 1.0)], SPLIT, ModeReason.SLACK),
-        ([way(SPLIT, 0.09, 1.0), way(CHUNKED, 0.08, 2.0)], CHUNKED, ModeReason.BEST_EFFORT),
+        ([way(SPLIT, 0.11, 1.0), way(CHUNKED, 0.08, 2.0)], CHUNKED, ModeReason.BEST_EFFORT),
+        ([way(SPLIT, 0.09, 1.0), way(CHUNKED, 0.08, 2.0)], SPLIT, ModeReason.BEST_EFFORT),
     ],
-    ids=["earlier end", "bound does not hold", "equals: shorter step", "none holds: least miss"],
+    ids=["earlier end", "bound does not hold", "equals: shorter step", "none holds: least miss", "none holds: equal misses"],
 )
 def test_choice(ways: list[Way], chosen: Mode, why: ModeReason) -> None:
     assert choose_way(ways, 0.06, Mode.TIME_SHARED, 0.0, 0.001, 10.0) == (next(w for w in ways if w.mode is chosen), why)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -82,9 +83,12 @@ def test_nobody_is_overtaken_more_often_than_allowed(times: int, again: bool) ->
     assert (next_block(view).job_id is None) is again
 
 
-@pytest.mark.parametrize(("tokens", "first"), [(100, True), (9100, False)])
-def test_of_those_who_are_late_anyway_the_shorter_is_first(tokens: int, first: bool) -> None:
-    view = with_jobs(Lanes(waiting=[waiter("late", tokens, due_s=0.05)]), long_job(due_s=5.0))
+@pytest.mark.parametrize(("tokens", "first"), [(2200, True), (2300, False)])
+@pytest.mark.parametrize(("due_s", "long_due_s"), [(0.05, 5.0), (math.inf, math.inf)])
+def test_of_those_who_have_no_deadline_to_keep_a_much_shorter_one_is_first(
+    due_s: float, long_due_s: float, tokens: int, first: bool
+) -> None:
+    view = with_jobs(Lanes(waiting=[waiter("short", tokens, due_s)]), long_job(long_due_s))
     assert (next_block(view).job_id is None) is first
 
 
