@@ -6,6 +6,7 @@ import queue
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import TracebackType
 
 from pdmux_ray.config import AppConfig
@@ -13,6 +14,7 @@ from pdmux_ray.device.base import build_runner
 from pdmux_ray.engine.engine import Engine
 from pdmux_ray.engine.limits import resolve_limits
 from pdmux_ray.errors import PdmuxError
+from pdmux_ray.latency.loading import load_costs
 from pdmux_ray.model.source import resolve
 from pdmux_ray.text.stream import TextStream
 from pdmux_ray.text.tokenizer import Tokenizer
@@ -45,9 +47,11 @@ class Generator:
         directory = resolve(config.model, weights=config.engine.reads_weights)
         runner = build_runner(directory, config.engine)  # first: it sets up the process before torch is imported
         self.tokenizer = Tokenizer.load(directory)
-        limits = resolve_limits(config.engine, self.tokenizer.facts)
+        limits = resolve_limits(config.engine, self.tokenizer.facts, runner)
+        profile = config.engine.multiplex.profile
+        costs = load_costs(Path(profile).expanduser(), directory, runner) if profile and limits.has_lanes else None
         self._events: queue.SimpleQueue[list[TokenEvent]] = queue.SimpleQueue()
-        self._engine = Engine(runner, limits, lambda _, events: self._events.put(events))
+        self._engine = Engine(runner, limits, lambda _, events: self._events.put(events), costs=costs)
         self._engine.start()
         self._calls = 0
 

@@ -27,7 +27,7 @@ from pdmux_ray.engine.timeline import Timeline
 from pdmux_ray.errors import ContextLengthError, InstanceUnavailableError, PdmuxError, QueueFullError, RequestError
 from pdmux_ray.policy.routing import stalled
 from pdmux_ray.policy.views import CostModel
-from pdmux_ray.types import ONE_PASS_MODES, Load, NewRequest
+from pdmux_ray.types import Load, NewRequest
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ class Engine:
 
     def _make_loop(self, publish: Publish, costs: CostModel | None, planner: Planner | None) -> tuple[Scheduler, StepLoop]:
         limits, runner = self.limits, self._runner
-        if limits.mode in ONE_PASS_MODES:
+        if not limits.has_lanes:
             scheduler = Scheduler(limits, self._pool, Timeline(1, 1, limits.mode))
             return scheduler, StepLoop(runner, scheduler, publish, self._clock)
         device = with_lanes(runner, limits.mode)

@@ -28,6 +28,10 @@ class EngineLimits:
     stall_timeout_s: float  # a step that takes longer makes the engine unhealthy
     multiplex: MultiplexConfig = field(default_factory=MultiplexConfig)  # of the modes with lanes
 
+    @property
+    def has_lanes(self) -> bool:
+        return self.mode not in ONE_PASS_MODES
+
     def ttft_s(self, prompt_tokens: int) -> float:
         """How soon such a prompt's first token is due; infinite without an objective."""
         objectives = self.multiplex

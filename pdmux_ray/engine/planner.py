@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from pdmux_ray.engine.fake_runner import FakeRunner
 from pdmux_ray.engine.lanes import Planner
 from pdmux_ray.engine.limits import EngineLimits
 from pdmux_ray.engine.runner import LaneRunner
@@ -19,6 +20,8 @@ from pdmux_ray.types import Mode, Split
 def make_planner(limits: EngineLimits, device: LaneRunner, costs: CostModel | None) -> Planner:
     """`policy.multiplexing` with the limits' settings. Raises ConfigError when policy slo has no latency model."""
     settings = limits.multiplex
+    if costs is None and isinstance(device, FakeRunner):
+        costs = device.costs  # it takes what they say
     if settings.policy == "slo" and costs is None:
         raise ConfigError(
             "engine.multiplex.profile is missing: policy slo predicts what steps take. Run `pdmux profile CONFIG --out FILE` "

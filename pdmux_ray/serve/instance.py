@@ -21,6 +21,7 @@ from pdmux_ray.engine.limits import EngineLimits, resolve_limits
 from pdmux_ray.engine.runner import Runner
 from pdmux_ray.engine.timeline import PAGE
 from pdmux_ray.errors import InstanceUnavailableError, PdmuxError
+from pdmux_ray.latency.loading import load_costs
 from pdmux_ray.serve import wire
 from pdmux_ray.serve.channel import Switchboard
 from pdmux_ray.serve.node_address import bind_calls_to_node_address
@@ -41,10 +42,12 @@ class Instance:
         self._id = str(serve.get_replica_context().replica_id.unique_id)
         self._host = ray.util.get_node_ip_address()
         runner = build_runner(model_dir, config)  # first: it sets up the process before torch is imported
-        limits = resolve_limits(config, Tokenizer.load(model_dir).facts)
+        limits = resolve_limits(config, Tokenizer.load(model_dir).facts, runner)
         self._clock = WallClock()
         self._drain_s = drain_s
-        self._engine = Engine(runner, limits, self._publish, self._clock)
+        profile = config.multiplex.profile
+        costs = load_costs(Path(profile).expanduser(), model_dir, runner) if profile and limits.has_lanes else None
+        self._engine = Engine(runner, limits, self._publish, self._clock, costs=costs)
         log.info("Instance %s: %s", self._id, _resolved(config, runner, self._engine.limits))
         _favour_the_step_loop()
         self._switchboard = Switchboard(self)

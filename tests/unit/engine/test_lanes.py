@@ -13,6 +13,8 @@ from pdmux_ray.clock import Clock, VirtualClock
 from pdmux_ray.config import MultiplexConfig
 from pdmux_ray.engine.engine import Engine
 from pdmux_ray.engine.fake_runner import FakeRunner, LinearCosts, _Flight
+from pdmux_ray.engine.lanes import LaneScheduler
+from pdmux_ray.engine.limits import EngineLimits
 from pdmux_ray.engine.runner import GiveUp, StepBatch, StepOutput, never
 from pdmux_ray.engine.timeline import PrefillBlock
 from pdmux_ray.errors import IntegrityError
@@ -31,9 +33,14 @@ def device(clock: Clock, kind: type[FakeRunner] = StrictRunner) -> FakeRunner:
     return kind(64, PAGE, STEP_S, TOKEN_S, clock, vocab_size=VOCAB, layers=LAYERS, units=UNITS)
 
 
-def fixed(layers: int | None = 2, mode: Mode = Mode.SPLIT, **changes: object) -> Any:
-    """Limits: half of the units for each lane, and blocks of so many layers."""
-    return limits(mode=mode, multiplex=MultiplexConfig(policy="fixed", block_layers=layers), **changes)
+def fixed(layers: int | None = 2, mode: Mode = Mode.SPLIT, ttft_s: float | None = None) -> EngineLimits:
+    """Half of the units for each lane, and blocks of so many layers."""
+    return limits(mode=mode, multiplex=MultiplexConfig(policy="fixed", block_layers=layers, ttft_s=ttft_s))
+
+
+def lanes_of(engine: Engine) -> LaneScheduler:
+    assert isinstance(engine._scheduler, LaneScheduler)
+    return engine._scheduler
 
 
 def started(worlds: Worlds, kind: type[FakeRunner] = StrictRunner, layers: int = 2) -> tuple[Engine, Log, VirtualClock]:
@@ -135,7 +142,7 @@ def test_a_deadline_that_passes_during_a_block_ends_its_request_and_no_other(wor
 def test_a_job_goes_on_while_one_of_its_requests_is_wanted_and_the_pages_of_the_others_are_held_until_its_end(
     worlds: Worlds,
 ) -> None:
-    engine, log = worlds(fixed(2), runner=device)
+    engine, log = worlds(fixed(2, ttft_s=1.0), runner=device)
     stays = request("stays", [1] * 8, max_tokens=3)
     engine.submit(stays)
     engine.submit(request("goes", [2] * 8))
@@ -143,6 +150,7 @@ def test_a_job_goes_on_while_one_of_its_requests_is_wanted_and_the_pages_of_the_
     engine.abort(["goes"])
     engine.step()
     engine.check_integrity()
+    assert [r.ttft_deadline_s for r in lanes_of(engine).jobs[0].requests] == [pytest.approx(1.0), math.inf]
     assert engine.load().free_pages == 64 - 4
     drain(engine)
     assert log.finish("goes") is FinishReason.ABORT
@@ -368,3 +376,23 @@ def test_a_plan_that_does_not_fit_the_block_in_flight_is_a_breach(worlds: Worlds
     engine.step()
     with pytest.raises(IntegrityError, match=why):
         engine.step()
+
+
+def test_a_policy_sees_who_was_overtaken_and_since_when_the_mode_is_in_force(worlds: Worlds) -> None:
+    clock = VirtualClock(3.0)
+    script = Script(
+        both(lanes=use(Mode.SPLIT, Split(UNITS, 0), begin("a", 4, 2))),
+        both(lanes=use(Mode.CAPPED, Split(UNITS, 0), begin("b", 4, 2))),
+        both(lanes=use(Mode.CAPPED, Split(UNITS, 0), Block(2, (), 4))),
+        both(lanes=use(Mode.CAPPED, Split(UNITS, 0), Block(1, (), 4))),
+    )
+    engine, _ = worlds(limits(mode=Mode.AUTO), runner=device, clock=clock, planner=script)
+    engine.submit(request("a", [1] * 4))
+    engine.submit(request("b", [2] * 4))
+    engine.step()
+    changed_s = clock.now()
+    for _ in range(3):
+        engine.step()
+    lanes = lanes_of(engine)
+    assert [(job.layers_done, job.overtaken) for job in lanes.jobs] == [(4, 1), (4, 0)]
+    assert (lanes.mode, lanes.mode_since_s) == (Mode.CAPPED, changed_s)

@@ -22,6 +22,7 @@ def drain(engine: Engine) -> None:
         engine.check_integrity()
         steps += 1
         assert steps < 5_000, "the engine makes no progress"
+    assert not getattr(engine._runner, "_jobs", None), "the device was not told that a job has ended"
 
 
 def run_and_check(worlds: Worlds, requests: list[NewRequest], pages: int = 64, **changes: object) -> Engine:
