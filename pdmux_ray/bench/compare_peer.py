@@ -39,6 +39,7 @@ from pdmux_ray.errors import ConfigError, PdmuxError
 from pdmux_ray.model.source import resolve
 from pdmux_ray.report import figures
 from pdmux_ray.report.progress import Progress
+from pdmux_ray.report.table import print_line
 from pdmux_ray.types import Mode
 from pdmux_ray.workload.requests import Workload
 from pdmux_ray.workload.scaling import Scaling
@@ -188,7 +189,7 @@ class Plan:
         }
 
     def _print(self, text: str) -> None:
-        self.console.print(text, soft_wrap=True, markup=False, highlight=False)
+        print_line(self.console, text)
 
 
 async def _saturate(target: Target, offer: Offer, level: float) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import fields
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -19,7 +20,7 @@ __all__ = ["FILE_NAME", "TargetRuns", "UnitsSample", "build", "write_report"]
 
 FILE_NAME = "report.html"
 MAX_ERRORS = 10  # different ones that are listed
-_STATS = ("mean", "p50", "p90", "p99", "max")
+_STATS = tuple(field.name for field in fields(Stats))
 _MARKS = {Verdict.BETTER: "better", Verdict.WORSE: "worse"}
 
 

@@ -96,6 +96,11 @@ def _print(console: Console, table: Table) -> None:
         Console(file=console.file, width=_PLAIN_WIDTH, color_system=None).print(table)
 
 
+def print_line(console: Console, text: str) -> None:
+    """One line, however long: a path in it can be copied."""
+    console.print(_text(text), soft_wrap=True)
+
+
 def _line(console: Console, text: str, style: str) -> None:
     console.print(_text(text, style), soft_wrap=not console.is_terminal)
 

@@ -1,9 +1,10 @@
-"""When requests come. Every function returns seconds from the run's start, ascending, over a span of exactly count / rate."""
+"""When requests come. Every process returns seconds from the run's start, ascending, over a span of exactly count / rate."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -13,6 +14,45 @@ from pdmux_ray.workload.requests import Ask, PlannedRequest
 
 _STREAM = 1  # of random numbers; the lengths of a shape have another one, so that the same seed does not tie them together
 BURSTINESS = (0.01, 10_000.0)  # outside of it a gamma draw is all zeros or all ones in double precision
+
+
+@dataclass(frozen=True, slots=True)
+class Arrivals:
+    """When requests come. `poisson`, `gamma` with a burstiness (1 is Poisson, less comes in bursts), or as in the trace."""
+
+    kind: str = "poisson"
+    burstiness: float = 1.0
+
+    @classmethod
+    def parse(cls, text: str) -> Arrivals:
+        """`poisson`, `gamma:0.5` or `trace`. Raises ConfigError."""
+        kind, colon, shape = text.partition(":")
+        if kind in ("poisson", "trace") and not colon:
+            return cls(kind)
+        try:
+            burstiness = float(shape)
+        except ValueError:
+            burstiness = math.nan
+        if kind != "gamma" or not 0 < burstiness < math.inf:
+            raise ConfigError(f"--arrivals {text!r} is not understood. Use poisson, trace, or gamma:K with K over 0.")
+        return cls(kind, burstiness)
+
+    def __str__(self) -> str:
+        return f"gamma:{self.burstiness:g}" if self.kind == "gamma" else self.kind
+
+    def due_s(self, asks: Sequence[Ask], rate_rps: float, seed: int) -> list[float]:
+        """Seconds from the run's start, one for each ask. Raises ConfigError when the workload has no times of its own."""
+        if self.kind == "poisson":
+            return poisson(len(asks), rate_rps, seed)
+        if self.kind == "gamma":
+            return gamma(len(asks), rate_rps, self.burstiness, seed)
+        times_s = [ask.trace_s for ask in asks if ask.trace_s is not None]
+        if len(times_s) < len(asks):
+            raise ConfigError("--arrivals trace needs a workload with times of its own: mooncake:FILE or azure:FILE.")
+        return rescaled(times_s, rate_rps)
+
+
+POISSON = Arrivals()
 
 
 def poisson(count: int, rate_rps: float, seed: int) -> list[float]:

@@ -16,7 +16,8 @@ from typing import Any
 
 from pdmux_ray.metrics.lifeline import Ending, Lifeline
 
-MAX_TOKENS = 10_000_000  # of one request, that are believed
+MAX_PROMPT_TOKENS = 1 << 24  # that are believed
+SURPLUS = 10_000  # tokens beyond those that were asked for; an answer with more is broken
 QUOTE = 300  # characters of what a server said
 
 
@@ -30,11 +31,12 @@ class Answer:
     `strict_length`: end tokens were to be ignored, so an answer that stops early is truncated, whatever its finish reason.
     """
 
-    __slots__ = ("_arrivals_s", "_counted", "_lengths", "_lifeline", "_strict_length", "_usage", "done", "exact")
+    __slots__ = ("_arrivals_s", "_counted", "_lengths", "_lifeline", "_most", "_strict_length", "_usage", "done", "exact")
 
     def __init__(self, lifeline: Lifeline, strict_length: bool) -> None:
         self._lifeline = lifeline
         self._strict_length = strict_length
+        self._most = (lifeline.asked_tokens or 0) + SURPLUS
         self._arrivals_s = array("d")
         self._lengths: list[int] = []  # characters of each arrival
         self._counted = 0  # tokens so far, by usage
@@ -55,10 +57,11 @@ class Answer:
             text = ""
             for choice in choices:
                 text += _text(choice)
-                self._lifeline.finish_reason = choice.get("finish_reason") or self._lifeline.finish_reason
+                self._lifeline.finish_reason = _finish_reason(choice) or self._lifeline.finish_reason
             if usage:
                 self._usage = usage
                 _check_counts(usage)
+                self._bound(usage["completion_tokens"])
             if choices:
                 self._arrived(now_s, len(text), usage["completion_tokens"] if usage else None)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -70,12 +73,20 @@ class Answer:
                 return
             self.exact, tokens = False, 1
         else:
-            tokens, self._counted = counted - self._counted, counted
+            tokens = counted - self._counted
             if tokens <= 0:
                 return
+            self._counted = counted
         self._arrivals_s.append(now_s)
         self._lengths.append(length)
         self._lifeline.tokens_arrived(now_s, tokens)
+        self._bound(len(self._lifeline.token_s))
+
+    def _bound(self, tokens: int) -> None:
+        """Raises BrokenAnswerError: an answer without end must not fill the memory."""
+        if tokens > self._most:
+            asked = self._lifeline.asked_tokens
+            raise BrokenAnswerError(f"more than {self._most} tokens, {'no number' if asked is None else asked} asked for")
 
     def end(self, now_s: float) -> None:
         """The stream ended by itself. Decides what that means."""
@@ -133,7 +144,7 @@ def spread(tokens: int, lengths: Sequence[int]) -> list[int]:
 def _check_counts(usage: Mapping[str, Any]) -> None:
     """Raises ValueError when they can be no counts of tokens."""
     for count in (usage["completion_tokens"], usage.get("prompt_tokens", 0)):
-        if not isinstance(count, int) or not 0 <= count <= MAX_TOKENS:
+        if type(count) is not int or not 0 <= count <= MAX_PROMPT_TOKENS:
             raise ValueError(f"{count!r} tokens")
 
 
@@ -143,6 +154,14 @@ def _text(choice: Mapping[str, Any]) -> str:
     if delta is None:
         return choice.get("text") or ""
     return (delta.get("content") or "") + (delta.get("reasoning_content") or delta.get("reasoning") or "")
+
+
+def _finish_reason(choice: Mapping[str, Any]) -> str | None:
+    """Raises ValueError when it is no text."""
+    reason = choice.get("finish_reason")
+    if not isinstance(reason, str | None):
+        raise ValueError("a finish reason that is no text")
+    return reason and reason[:QUOTE]
 
 
 def _message(document: Mapping[str, Any]) -> str:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import aiohttp
 
-from pdmux_ray.bench.load.answer import Answer, BrokenAnswerError, quoted
+from pdmux_ray.bench.load.answer import QUOTE, Answer, BrokenAnswerError, quoted
 from pdmux_ray.bench.load.sse import EventParser, OversizeError
 from pdmux_ray.errors import ConfigError, PdmuxError
 from pdmux_ray.metrics.lifeline import Lifeline
@@ -45,6 +45,10 @@ class Target:
     dialect: Dialect | None = None  # None: `probed` has not been asked, and it is taken to understand everything
 
     @property
+    def understood(self) -> Dialect:
+        return self.dialect or Dialect()
+
+    @property
     def address(self) -> str:
         return self.url.rstrip("/").removesuffix("/v1") + PATHS[self.endpoint]
 
@@ -63,7 +67,7 @@ def session() -> aiohttp.ClientSession:
 
 def body(target: Target, ask: Ask) -> bytes:
     """The request as JSON: streamed, greedy, with usage. Raises ConfigError when the endpoint cannot take the prompt."""
-    dialect = target.dialect or Dialect()
+    dialect = target.understood
     fields: dict[str, Any] = {"model": target.model, "temperature": 0, "stream": True}
     if target.endpoint == "completions":
         fields["prompt"] = ask.prompt
@@ -79,13 +83,10 @@ def body(target: Target, ask: Ask) -> bytes:
     return json.dumps(fields, separators=(",", ":")).encode()
 
 
-async def send(
-    session: aiohttp.ClientSession, target: Target, planned: PlannedRequest, start_s: float, data: bytes | None = None
-) -> Lifeline:
-    """Sends now, and returns when the answer has ended, however it did: see `stream`. `data`: `body` of it, if made before."""
+async def send(session: aiohttp.ClientSession, target: Target, planned: PlannedRequest, start_s: float) -> Lifeline:
+    """Sends now, and returns when the answer has ended, however it did: see `stream`."""
     lifeline = new_lifeline(planned, start_s)
-    strict = (target.dialect or Dialect()).ignore_eos
-    await stream(session, target, data or body(target, planned.ask), lifeline, strict_length=strict)
+    await stream(session, target, body(target, planned.ask), lifeline)
     return lifeline
 
 
@@ -101,8 +102,6 @@ async def stream(
     target: Target,
     data: bytes,
     lifeline: Lifeline,
-    *,
-    strict_length: bool = True,
     on_events: Callable[[], None] | None = None,
 ) -> bool:
     """Posts `data` and notes in `lifeline` what comes. Times are seconds on `time.perf_counter`.
@@ -113,13 +112,13 @@ async def stream(
 
     Returns whether tokens were counted exactly.
     """
-    answer = Answer(lifeline, strict_length)
+    answer = Answer(lifeline, target.understood.ignore_eos)
     lifeline.sent_s = time.perf_counter()
     try:
         async with session.post(target.address, data=data, headers=target.headers, allow_redirects=False) as response:
             if response.status != 200:
                 told = quoted(await response.content.read(2000))
-                lifeline.fail(time.perf_counter(), f"HTTP {response.status}: {told or response.reason}")
+                lifeline.fail(time.perf_counter(), f"HTTP {response.status}: {told or response.reason}"[:QUOTE])
             else:
                 await _read(response, answer, on_events)
     except asyncio.CancelledError:
@@ -128,7 +127,7 @@ async def stream(
     except BrokenAnswerError as error:
         lifeline.fail(time.perf_counter(), str(error))
     except (aiohttp.ClientError, OSError, OversizeError, ValueError) as error:
-        lifeline.fail(time.perf_counter(), f"{type(error).__name__}: {error}")
+        lifeline.fail(time.perf_counter(), f"{type(error).__name__}: {error}"[:QUOTE])
     return answer.exact
 
 
@@ -158,7 +157,7 @@ async def probed(session: aiohttp.ClientSession, target: Target) -> Target:
             tried = replace(target, dialect=Dialect(usage_per_chunk, ignore_eos))
             probe = PlannedRequest(0, 0.0, Ask("Hello", 2))
             lifeline = new_lifeline(probe, time.perf_counter())
-            exact = await stream(session, tried, body(tried, probe.ask), lifeline, strict_length=ignore_eos)
+            exact = await stream(session, tried, body(tried, probe.ask), lifeline)
             if lifeline.token_s and lifeline.finish_reason:
                 return replace(tried, dialect=Dialect(usage_per_chunk and exact, ignore_eos))
             failure = lifeline.error or "no token came"

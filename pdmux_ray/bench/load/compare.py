@@ -113,9 +113,7 @@ def conclude(directory: Path, sessions: Sequence[Session]) -> None:
     table.print_comparison(console, named)
     goodputs = [goodput_ratio(session, first) for session in others]
     for over_first in goodputs:
-        console.print(
-            f"goodput of {over_first.target} over {first.name}: {over_first}", soft_wrap=True, markup=False, highlight=False
-        )
+        table.print_line(console, f"goodput of {over_first.target} over {first.name}: {over_first}")
     warnings = [
         f"{session.name} and {first.name} were not asked the same, so their figures do not compare: {'; '.join(found)}"
         for session in others

@@ -182,8 +182,7 @@ class _Run:
             self._failure = error
 
     async def _send(self, lifeline: Lifeline, data: bytes) -> None:
-        strict_length = self._dialect.ignore_eos
-        exact = await client.stream(self._session, self.target, data, lifeline, strict_length=strict_length)
+        exact = await client.stream(self._session, self.target, data, lifeline)
         self._inexact += not exact
         self._done += 1
 
@@ -204,17 +203,13 @@ class _Run:
             await asyncio.sleep(PROGRESS_S)
 
     @property
-    def _dialect(self) -> client.Dialect:
-        return self.target.dialect or client.Dialect()
-
-    @property
     def _exact(self) -> bool:
-        return self._dialect.usage_per_chunk and not self._inexact
+        return self.target.understood.usage_per_chunk and not self._inexact
 
     def _notes(self, lifelines: Sequence[Lifeline]) -> Iterator[str]:
         if not self._exact:
             yield "The server does not count tokens chunk by chunk: they are estimated from the lengths of the texts."
-        if not self._dialect.ignore_eos and any(lifeline.asked_tokens is not None for lifeline in lifelines):
+        if not self.target.understood.ignore_eos and any(lifeline.asked_tokens is not None for lifeline in lifelines):
             yield "The server does not know ignore_eos: answers may end before the tokens that were asked for."
         if (missing := self._planned - len(lifelines)) > 0:
             yield f"{missing} of {self._planned} planned requests were not sent: the run was ended early."

@@ -12,11 +12,13 @@ from pdmux_ray.bench.load import targets
 from pdmux_ray.bench.load.client import Target, body
 from pdmux_ray.bench.load.generator import Options
 from pdmux_ray.bench.load.generator import run as run_loop
-from pdmux_ray.bench.load.offer import Arrivals, Offer, Terms
+from pdmux_ray.bench.load.offer import Offer, Terms
 from pdmux_ray.bench.load.search import Bisection
 from pdmux_ray.bench.load.slo_text import SloText
 from pdmux_ray.errors import ConfigError
 from pdmux_ray.report import figures
+from pdmux_ray.report.table import print_line
+from pdmux_ray.workload.arrivals import Arrivals
 from pdmux_ray.workload.requests import Ask
 from pdmux_ray.workload.scaling import Scaling
 from pdmux_ray.workload.source import load_workload
@@ -112,13 +114,13 @@ class Job:
         """With the SLO in seconds, measured first if it must be; and notes about it."""
         solo, notes = None, []
         if self.slo.needs_solo:
-            console.print(f"measuring {target.url} when idle", soft_wrap=True, markup=False, highlight=False)
+            print_line(console, f"measuring {target.url} when idle")
             plan = targets.plan_solo(self.sample, self.token_ids, self.scaling.max_context)
             solo = run_loop(targets.measure_solo(target, plan))
             notes.append(f"The SLO is a multiple of what one request takes {solo} (measured at {target.url}).")
-            console.print(str(solo), soft_wrap=True, markup=False, highlight=False)
+            print_line(console, str(solo))
         slo = self.slo.resolve(solo)
-        console.print(f"SLO: {figures.slo(slo)}", soft_wrap=True, markup=False, highlight=False)
+        print_line(console, f"SLO: {figures.slo(slo)}")
         return Terms(slo, self.attainment, self.devices), notes
 
 

@@ -2,52 +2,15 @@
 
 from __future__ import annotations
 
-import math
 import random
 from dataclasses import dataclass
 
 from pdmux_ray.errors import ConfigError
 from pdmux_ray.metrics.goodput import Slo
-from pdmux_ray.workload import arrivals
+from pdmux_ray.workload.arrivals import POISSON, Arrivals, plan
 from pdmux_ray.workload.requests import Ask, PlannedRequest, Workload
 
 MAX_REQUESTS = 100_000  # of one run: they are planned ahead and kept in memory
-
-
-@dataclass(frozen=True, slots=True)
-class Arrivals:
-    """When requests come. `poisson`, `gamma` with a burstiness (1 is Poisson, less comes in bursts), or as in the trace."""
-
-    kind: str = "poisson"
-    burstiness: float = 1.0
-
-    @classmethod
-    def parse(cls, text: str) -> Arrivals:
-        """`poisson`, `gamma:0.5` or `trace`. Raises ConfigError."""
-        kind, colon, shape = text.partition(":")
-        if kind in ("poisson", "trace") and not colon:
-            return cls(kind)
-        try:
-            burstiness = float(shape)
-        except ValueError:
-            burstiness = math.nan
-        if kind != "gamma" or not 0 < burstiness < math.inf:
-            raise ConfigError(f"--arrivals {text!r} is not understood. Use poisson, trace, or gamma:K with K over 0.")
-        return cls(kind, burstiness)
-
-    def __str__(self) -> str:
-        return f"gamma:{self.burstiness:g}" if self.kind == "gamma" else self.kind
-
-    def due_s(self, asks: list[Ask], rate_rps: float, seed: int) -> list[float]:
-        """Seconds from the run's start, one for each ask. Raises ConfigError when the workload has no times of its own."""
-        if self.kind == "poisson":
-            return arrivals.poisson(len(asks), rate_rps, seed)
-        if self.kind == "gamma":
-            return arrivals.gamma(len(asks), rate_rps, self.burstiness, seed)
-        times_s = [ask.trace_s for ask in asks if ask.trace_s is not None]
-        if len(times_s) < len(asks):
-            raise ConfigError("--arrivals trace needs a workload with times of its own: mooncake:FILE or azure:FILE.")
-        return arrivals.rescaled(times_s, rate_rps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +18,7 @@ class Offer:
     """Of one benchmark. Exactly one of `requests` and `duration_s` is set: how much each rate gets."""
 
     workload: Workload
-    arrivals: Arrivals = Arrivals()
+    arrivals: Arrivals = POISSON
     requests: int | None = None
     duration_s: float | None = None
     warmup: int = 0  # first requests of each run, sent like the others and left out of every figure
@@ -78,7 +41,7 @@ class Offer:
     def planned(self, rate: float, round_index: int) -> list[PlannedRequest]:
         """One run in open loop, warm-up included."""
         asks = self.asks(self.count(rate), rate, round_index)
-        return arrivals.plan(asks, self.arrivals.due_s(asks, rate, self._seed(rate, round_index)))
+        return plan(asks, self.arrivals.due_s(asks, rate, self._seed(rate, round_index)))
 
     def seconds(self, rate: float) -> float:
         """How long the arrivals of one run take."""
@@ -92,9 +55,8 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """By what the requests are judged, and for how long they are waited for."""
+    """By what the requests are judged."""
 
     slo: Slo
     attainment: float = 0.9
     devices: int = 1
-    drain_s: float = 60.0  # after the last arrival; what is not done by then is unfinished, a miss

@@ -59,7 +59,7 @@ class Outcome:
             write_report(directory, measured)
             console = Console()
             table.print_runs(console, [session.summary() for session in measured])
-            console.print(f"{directory / load_report.FILE_NAME}", soft_wrap=True, markup=False, highlight=False)
+            table.print_line(console, str(directory / load_report.FILE_NAME))
         if self.interrupted:
             return 130
         useless = [session for session in self.sessions if _useless(session)]

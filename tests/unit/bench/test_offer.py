@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from pdmux_ray.bench.load.offer import MAX_REQUESTS, Arrivals, Offer
+from pdmux_ray.bench.load.offer import MAX_REQUESTS, Offer
 from pdmux_ray.errors import ConfigError
-from pdmux_ray.workload.requests import Ask
+from pdmux_ray.workload.arrivals import Arrivals
 from pdmux_ray.workload.source import load_workload
 
 FIXED = load_workload("fixed:16,4", token_ids=(10, 1000))
@@ -41,24 +41,6 @@ def test_a_duration_gives_a_rate_its_count_and_the_warm_up_comes_on_top() -> Non
 def test_too_many_requests_are_refused_before_any_is_made() -> None:
     with pytest.raises(ConfigError, match="too many"):
         Offer(FIXED, requests=MAX_REQUESTS, warmup=1).count(1.0)
-
-
-@pytest.mark.parametrize(("text", "shown"), [("poisson", "poisson"), ("gamma:0.5", "gamma:0.5"), ("trace", "trace")])
-def test_arrivals_are_read(text: str, shown: str) -> None:
-    assert str(Arrivals.parse(text)) == shown
-
-
-@pytest.mark.parametrize(
-    "text", ["", "uniform", "gamma", "gamma:", "gamma:0", "gamma:-1", "gamma:nan", "gamma:inf", "poisson:2"]
-)
-def test_arrivals_that_are_none_are_refused(text: str) -> None:
-    with pytest.raises(ConfigError):
-        Arrivals.parse(text)
-
-
-def test_a_traces_own_times_are_stretched_to_the_rate() -> None:
-    asks = [Ask((1,), 1, trace_s) for trace_s in (0.0, 1.0, 4.0)]
-    assert Arrivals("trace").due_s(asks, 0.5, 0) == pytest.approx([0.0, 1.5, 6.0])
 
 
 def test_a_workload_without_times_has_no_trace_to_follow() -> None:

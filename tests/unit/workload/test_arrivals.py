@@ -82,3 +82,21 @@ def test_plan_pairs_each_request_with_its_time() -> None:
 def test_what_cannot_be_planned_is_a_named_error(call: Callable[[], object], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         call()
+
+
+@pytest.mark.parametrize(("text", "shown"), [("poisson", "poisson"), ("gamma:0.5", "gamma:0.5"), ("trace", "trace")])
+def test_arrivals_are_read(text: str, shown: str) -> None:
+    assert str(arrivals.Arrivals.parse(text)) == shown
+
+
+@pytest.mark.parametrize(
+    "text", ["", "uniform", "gamma", "gamma:", "gamma:0", "gamma:-1", "gamma:nan", "gamma:inf", "poisson:2"]
+)
+def test_arrivals_that_are_none_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError):
+        arrivals.Arrivals.parse(text)
+
+
+def test_a_traces_own_times_are_stretched_to_the_rate() -> None:
+    asks = [Ask((1,), 1, trace_s) for trace_s in (0.0, 1.0, 4.0)]
+    assert arrivals.Arrivals("trace").due_s(asks, 0.5, 0) == pytest.approx([0.0, 1.5, 6.0])
