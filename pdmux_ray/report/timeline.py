@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from pdmux_ray.metrics.lifeline import Lifeline
 from pdmux_ray.metrics.trace import DECODE, Event, Trace, UnitsChange, arrivals_of, events_of, means, units_of
 from pdmux_ray.report import charts, figures, series
 from pdmux_ray.report.page import Block, Chart, Grid, Key, Notes, Row, Section, Table, render
 from pdmux_ray.report.series import UnitsSample, Window
+
+AT_ONCE = 2e-4  # of the window: charts write times with five digits, and two values at one time would add up
+ROUNDING_MS = 1e-3
 
 _RAIN = Key("prompts as they arrive, height by tokens", "var(--rain)", "box")
 
@@ -32,20 +35,33 @@ def _instance(trace: Trace, name: str) -> list[Block]:
     samples = samples_of(changes, window)
     arrivals = [Lifeline(at_s, prompt_tokens=tokens) for at_s, tokens in arrivals_of(trace, name)]
     rain = series.arrivals([a for a in arrivals if window.begin_s <= a.due_s <= window.end_s], window)
-    coarse = len(samples) < len(changes)
     units = Chart(
         charts.units_over_time(series.units(samples, window), rain, window.span_s),
         "Units per lane",
         "Compute units of the prefill lane and of the decode lane over time, stacked, with the arrivals of prompts.",
         [*(Key.of(lane, "box") for lane in reversed(charts.LANES)), _RAIN],
-        f"Each point is the mean of {figures.duration(window.span_s / len(samples))}." if coarse else "",
+        " ".join(_notes(changes, samples, trace["otherData"]["instances"][name]["units"], window)),
     )
     return [Grid([units]), _uses(events_of(trace, name, "X"), window.span_s)]
 
 
+def _notes(changes: Sequence[UnitsChange], samples: Sequence[UnitsSample], units: float, window: Window) -> Iterator[str]:
+    if len(samples) == series.UNIT_STEPS < len(changes):
+        yield f"Each point is the mean of {figures.duration(float(f'{window.span_s / len(samples):.2g}'))}."
+    if any(change.prefill_units + change.decode_units > units for change in changes):
+        yield f"Where both lanes have more than the device's {units:g} units together, they share some."
+
+
 def samples_of(changes: Sequence[UnitsChange], window: Window, run: int = 0) -> list[UnitsSample]:
-    """What a chart can show of them within the window: as they are, or means over time."""
-    inside = [change for change in changes if window.begin_s <= change.at_s <= window.end_s]
+    """What a chart can show of them within the window: as they are, but for what comes and goes at once, or means over time."""
+    inside: list[UnitsChange] = []
+    for change in changes:
+        if not window.begin_s <= change.at_s <= window.end_s:
+            continue
+        if inside and change.at_s - inside[-1].at_s < AT_ONCE * window.span_s:
+            inside[-1] = change._replace(at_s=inside[-1].at_s)
+        else:
+            inside.append(change)
     if len(inside) > series.UNIT_STEPS:
         inside = means(changes, window.begin_s, window.end_s, series.UNIT_STEPS)
     return [UnitsSample(change.at_s, change.prefill_units, change.decode_units, run) for change in inside]
@@ -69,7 +85,7 @@ def _figures(events: Sequence[Event], span_s: float) -> list[str]:
     took_ms = [event["dur"] / 1e3 for event in events]
     predicted = [(ms, event["args"]) for ms, event in zip(took_ms, events, strict=True) if "predicted ms" in event["args"]]
     errors = [abs(ms - args["predicted ms"]) / ms for ms, args in predicted if ms]
-    over = [ms > args["99 % bound ms"] for ms, args in predicted]
+    over = [ms > args["99 % bound ms"] + ROUNDING_MS for ms, args in predicted]
     return [
         f"{len(events):,}",
         figures.percent(min(1.0, sum(took_ms) / 1e3 / span_s)) if span_s else figures.NONE,
