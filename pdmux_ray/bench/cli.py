@@ -14,13 +14,17 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
+from pdmux_ray.bench.load.slo_text import HELP as SLO_HELP
 from pdmux_ray.errors import ConfigError
 
 API_KEY_VARIABLE = "PDMUX_BENCH_API_KEY"
 ACTIONS = ("run", "compare", "report")
 
 TOKEN_IDS = (1000, 40000)  # ordinary words of most vocabularies
+
+Number = TypeVar("Number", int, float)
 
 
 def with_action(argv: Sequence[str]) -> list[str]:
@@ -81,7 +85,9 @@ def _add_load(group: argparse._ArgumentGroup) -> None:
     levels, amount = group.add_mutually_exclusive_group(), group.add_mutually_exclusive_group()
     text = "requests a second, sent on time whatever the server does"
     levels.add_argument("--rates", type=_list_of(_positive), metavar="R,R,…", help=text)
-    levels.add_argument("--search", type=_range, metavar="LOW:HIGH", help="find the highest rate that holds the attainment")
+    levels.add_argument(
+        "--search", type=_range_of(_positive), metavar="LOW:HIGH", help="find the highest rate that holds the attainment"
+    )
     text = "instead of rates: so many requests at once (closed loop)"
     levels.add_argument("--concurrency", type=_list_of(_count), metavar="N,N,…", help=text)
     text = "of a search: how near the last rate that held and the first that did not must be; default 0.1"
@@ -105,12 +111,11 @@ def _add_workload(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--scale-lengths", type=_positive, default=1.0, metavar="D", help=text)
     group.add_argument("--max-context", type=_count, metavar="N", help="cap prompt and output together")
     text = f"made prompts use these token ids; default {TOKEN_IDS[0]}:{TOKEN_IDS[1]}"
-    group.add_argument("--token-ids", type=_token_ids, default=TOKEN_IDS, metavar="LOW:HIGH", help=text)
+    group.add_argument("--token-ids", type=_range_of(_natural), default=TOKEN_IDS, metavar="LOW:HIGH", help=text)
 
 
 def _add_goal(group: argparse._ArgumentGroup) -> None:
-    text = "ttft=0.5,itl=50ms, ttft=200ms+1.5ms/token, itl.p90=50ms, or ttft=5x,itl=3x (times an idle server's)"
-    group.add_argument("--slo", metavar="SLO", help=text)
+    group.add_argument("--slo", metavar="SLO", help=SLO_HELP)
     text = "share of requests that must be good; default 0.9"
     group.add_argument("--attainment", type=_fraction, default=0.9, metavar="X", help=text)
     text = "that serve together: goodput is per device; default 1"
@@ -198,15 +203,11 @@ def _list_of(one: Callable[[str], float]) -> Callable[[str], list[float]]:
     return parse
 
 
-def _range(text: str) -> tuple[float, float]:
-    low, _, high = text.partition(":")
-    if not (pair := (_positive(low), _positive(high)))[0] < pair[1]:
-        raise argparse.ArgumentTypeError(f"{text!r} is not LOW:HIGH with LOW under HIGH")
-    return pair
+def _range_of(one: Callable[[str], Number]) -> Callable[[str], tuple[Number, Number]]:
+    def parse(text: str) -> tuple[Number, Number]:
+        low, _, high = text.partition(":")
+        if not (pair := (one(low), one(high)))[0] < pair[1]:
+            raise argparse.ArgumentTypeError(f"{text!r} is not LOW:HIGH with LOW under HIGH")
+        return pair
 
-
-def _token_ids(text: str) -> tuple[int, int]:
-    low, _, high = text.partition(":")
-    if not (pair := (_natural(low), _natural(high)))[0] < pair[1]:
-        raise argparse.ArgumentTypeError(f"{text!r} is not LOW:HIGH with LOW under HIGH")
-    return pair
+    return parse

@@ -1,6 +1,6 @@
 """The figures of runs, as `summary.json` holds them: the load generator and the simulator write the same file.
 
-Pure, but for `write` and `read`.
+Pure, but for `write`, `write_whole` and `read`.
 """
 
 from __future__ import annotations
@@ -127,12 +127,16 @@ def summarize(
 
 
 def write(summary: Summary, directory: Path) -> Path:
-    """Makes `directory/summary.json` whole or not at all."""
-    directory.mkdir(parents=True, exist_ok=True)
-    path, partial = directory / FILE_NAME, directory / f"{FILE_NAME}.partial"
-    partial.write_text(json.dumps(asdict(summary), indent=1, allow_nan=False) + "\n")
-    partial.replace(path)
-    return path
+    """Makes `directory/summary.json`."""
+    return write_whole(directory / FILE_NAME, json.dumps(asdict(summary), indent=1, allow_nan=False) + "\n")
+
+
+def write_whole(path: Path, text: str) -> Path:
+    """Makes the file whole or not at all, and the directories it needs."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f"{path.name}.partial")
+    partial.write_text(text, encoding="utf-8")
+    return partial.replace(path)
 
 
 def read(directory: Path) -> Summary:

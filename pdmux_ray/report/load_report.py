@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
-from pdmux_ray.metrics.summary import RunSummary, Stats
+from pdmux_ray.metrics.summary import RunSummary, Stats, write_whole
 from pdmux_ray.report import figures, load_charts, ratios
 from pdmux_ray.report.page import Alarm, Block, Card, Cards, Folded, Group, Key, Notes, Row, Section, Table, render
 from pdmux_ray.report.ratios import Comparison, Verdict
@@ -25,12 +25,8 @@ _MARKS = {Verdict.BETTER: "better", Verdict.WORSE: "worse"}
 
 
 def write_report(directory: Path, title: str, targets: Sequence[TargetRuns], notes: Sequence[str] = ()) -> Path:
-    """Makes `directory/report.html` whole or not at all; see `build`."""
-    directory.mkdir(parents=True, exist_ok=True)
-    path, partial = directory / FILE_NAME, directory / f"{FILE_NAME}.partial"
-    partial.write_text(build(title, targets, notes), encoding="utf-8")
-    partial.replace(path)
-    return path
+    """Makes `directory/report.html`; see `build`."""
+    return write_whole(directory / FILE_NAME, build(title, targets, notes))
 
 
 def build(title: str, targets: Sequence[TargetRuns], notes: Sequence[str] = ()) -> str:

@@ -130,10 +130,7 @@ def conclude(directory: Path, sessions: Sequence[Session]) -> None:
         "figures": [asdict(found) | {"verdict": found.verdict.value} for found in compare_figures(named)],
         "warnings": warnings,
     }
-    path = directory / COMPARISON_FILE
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-    partial.replace(path)
+    summaries.write_whole(directory / COMPARISON_FILE, json.dumps(document, indent=1, allow_nan=False) + "\n")
 
 
 def _place(directory: Path, of_comparison: Path) -> str:

@@ -9,6 +9,7 @@ import pytest
 from pdmux_ray import cli
 from pdmux_ray.bench.load.outcome import claim
 from pdmux_ray.errors import ConfigError
+from pdmux_ray.workload.source import SPECS
 
 URL = "http://127.0.0.1:9"  # nobody is there; a request to it would end with 1, not 2
 GOOD = ("--workload", "fixed:8,8", "--rates", "1", "--slo", "ttft=1")
@@ -62,6 +63,14 @@ def test_a_wrong_argument_is_told_before_anything_is_sent(
 def test_a_server_that_is_not_there_is_nothing_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert bench(tmp_path / "out", URL, *GOOD) == 1
     assert "cannot be reached" in capsys.readouterr().err
+
+
+def test_help_names_every_workload(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "500")  # no name is broken
+    with pytest.raises(SystemExit):
+        cli.main(["bench", "run", "--help"])
+    told = capsys.readouterr().out
+    assert [spec for spec in SPECS if spec not in told] == []
 
 
 def test_results_are_replaced_only_when_asked(tmp_path: Path) -> None:
