@@ -23,6 +23,7 @@ from pdmux_ray.metrics.lifeline import Ending, Lifeline, quantile
 from pdmux_ray.workload.requests import Ask, PlannedRequest
 
 PROBE_TIMEOUT_S = 60.0  # of the requests before the load
+MAX_LIST_BYTES = 1 << 20  # of /v1/models
 SOLO_REPEATS = 3
 SOLO_OUTPUT_TOKENS = 32
 _SOLO_QUANTILES = (0.1, 0.5, 0.9)
@@ -38,10 +39,14 @@ def split_name(text: str) -> tuple[str, str]:
     name, equals, place = text.partition("=")
     if not equals or "/" in name:
         place = text
-        parts = urlsplit(text)
-        name = re.sub(r"[^A-Za-z0-9._-]+", "-", parts.netloc) if is_url(text) else Path(text).resolve().name
+        name = re.sub(r"[^A-Za-z0-9._-]+", "-", text.split("/")[2]) if is_url(text) else Path(text).resolve().name
+    if is_url(place):
+        base_url(place)  # what is wrong with an address is told as such
     if not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]*", name) or not place:
-        raise ConfigError(f"{text!r}: give name=URL or name=DIRECTORY, with letters, digits, '.', '_' and '-' in the name.")
+        raise ConfigError(
+            f"{text!r}: give an address like http://127.0.0.1:8000, or name=URL or name=DIRECTORY, with letters, digits, '.', "
+            "'_' and '-' in the name."
+        )
     return name, place
 
 
@@ -66,30 +71,43 @@ async def choose_model(url: str, model: str | None, api_key: str | None) -> str:
 
     Raises TargetError, or ConfigError when the server has others only.
     """
-    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    headers = {"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {api_key}"} if api_key else {})
+    timeout = aiohttp.ClientTimeout(total=PROBE_TIMEOUT_S)
     try:
         async with (
-            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=PROBE_TIMEOUT_S)) as session,
-            session.get(f"{url}/v1/models", headers=headers) as response,
+            aiohttp.ClientSession(timeout=timeout, auto_decompress=False) as session,
+            session.get(f"{url}/v1/models", headers=headers, allow_redirects=False) as response,
         ):
+            if 300 <= response.status < 400:
+                raise TargetError(f"{url} sends elsewhere ({response.status}). Give the address it sends to.")
             if response.status in (401, 403):
                 raise TargetError(f"{url} asks for an API key ({response.status}). Give it with --api-key.")
-            listed = _model_ids(await response.read()) if response.status == 200 else []
+            listed = _model_ids(await _first_bytes(response)) if response.status == 200 else []
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
         reason = getattr(error, "os_error", None) or str(error) or type(error).__name__
         raise TargetError(f"{url} cannot be reached: {reason}. Is it up?") from None
     if model is None and not listed:
         raise TargetError(f"{url} lists no models. Give the model's name with --model.")
     if model is not None and listed and model not in listed:
-        raise ConfigError(f"{url} has no model {model!r}. It has {', '.join(listed)}.")
+        raise ConfigError(f"{url} has no model {model!r}. It has {', '.join(listed[:20])}{', …' if len(listed) > 20 else ''}.")
     return model or listed[0]
+
+
+async def _first_bytes(response: aiohttp.ClientResponse) -> bytes:
+    """No more than MAX_LIST_BYTES: a list that is longer is none."""
+    body = b""
+    async for piece in response.content.iter_any():
+        body += piece
+        if len(body) > MAX_LIST_BYTES:
+            return b""
+    return body
 
 
 def _model_ids(body: bytes) -> list[str]:
     """Of /v1/models. Empty where a server has something else there."""
     try:
         return [str(entry["id"]) for entry in json.loads(body)["data"]]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return []
 
 
@@ -163,6 +181,8 @@ def fit_line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
     server can meet."""
     if len(points) < 2:
         return points[0][1], 0.0
+    if len({x for x, _ in points}) == 1:  # texts of one length, or a server that does not count them
+        return statistics.fmean(y for _, y in points), 0.0
     slope, intercept = statistics.linear_regression(*zip(*points, strict=True))
     if slope < 0:
         return statistics.fmean(y for _, y in points), 0.0

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdmux_ray.bench.load.answer import Answer, BrokenAnswerError, spread
+from pdmux_ray.bench.load.answer import SURPLUS, Answer, BrokenAnswerError, spread
 from pdmux_ray.bench.load.sse import LIMIT_BYTES, EventParser, OversizeError
 from pdmux_ray.metrics.lifeline import Ending, Lifeline
 
@@ -128,6 +128,31 @@ def test_counts_that_do_not_agree_are_noted() -> None:
     told = answered(*events, asked=1).error
     assert told == ("usage states 3 tokens, 2 came; 2 tokens came, 1 were asked for; usage states 9 prompt tokens, 3 were sent")
     assert answered(*events, prompt=0).prompt_tokens == 9
+
+
+def test_a_count_that_falls_and_rises_again_counts_no_token_twice() -> None:
+    lifeline = answered(chunk("a", 900), chunk("b", 0), chunk("c", 900, "length"), final_usage(900), b"[DONE]", asked=900)
+    assert lifeline.token_s.tolist() == [1] * 900
+
+
+@pytest.mark.parametrize("counted", [None, 1 + SURPLUS])
+def test_far_more_tokens_than_were_asked_for_are_no_answer(counted: int | None) -> None:
+    events = [chunk("a", counted)] * (SURPLUS + 1)
+    with pytest.raises(BrokenAnswerError, match="more than"):
+        answered(*events, asked=0)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        b'{"choices": [{"text": "a", "finish_reason": NaN}]}',
+        b'{"choices": [{"text": "a", "finish_reason": ["length"]}]}',
+        b'{"choices": [], "usage": {"completion_tokens": true}}',
+    ],
+)
+def test_what_json_allows_and_no_file_of_results_could_hold_is_no_answer(event: bytes) -> None:
+    with pytest.raises(BrokenAnswerError, match="no part of an answer"):
+        answered(event)
 
 
 @pytest.mark.parametrize(

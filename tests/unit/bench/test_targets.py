@@ -1,8 +1,21 @@
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import itertools
+from collections.abc import AsyncIterator
+
 import pytest
 
-from pdmux_ray.bench.load.targets import base_url, fit_line, plan_solo, split_name
+from pdmux_ray.bench.load.targets import (
+    MAX_LIST_BYTES,
+    TargetError,
+    base_url,
+    choose_model,
+    fit_line,
+    plan_solo,
+    split_name,
+)
 from pdmux_ray.errors import ConfigError
 from pdmux_ray.workload.requests import Ask
 from pdmux_ray.workload.source import load_workload
@@ -33,16 +46,62 @@ def test_an_address_may_end_in_v1() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["host:80", "ftp://host", "http://", "http://host:0", "http://host:99999", "http://h?q=1", "http://me:secret@host"]
+    "text",
+    [
+        "host:80",
+        "ftp://host",
+        "http://",
+        "http://host:0",
+        "http://host:99999",
+        "http://h?q=1",
+        "http://me:secret@host",
+        "http://[::1",
+    ],
 )
 def test_what_is_no_address_is_refused(text: str) -> None:
     with pytest.raises(ConfigError):
         base_url(text)
 
 
+def test_a_wrong_address_is_told_as_such() -> None:
+    with pytest.raises(ConfigError, match="not the address of a server"):
+        split_name("http://[::1")
+
+
+@contextlib.asynccontextmanager
+async def lists(*pieces: bytes) -> AsyncIterator[str]:
+    """A server that answers everything with these bytes, and goes on repeating the last of them until nobody listens."""
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        with contextlib.suppress(ConnectionError):
+            for piece in itertools.chain(pieces, itertools.repeat(pieces[-1], 200)):
+                writer.write(piece)
+                await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(connected, "127.0.0.1", 0)
+    async with server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+@pytest.mark.parametrize("body", [b"[" * MAX_LIST_BYTES, b" " * MAX_LIST_BYTES, b"[" * 10_000])
+async def test_a_list_of_models_without_end_is_none(body: bytes) -> None:
+    async with lists(b"HTTP/1.1 200 OK\r\n\r\n", body) as url:
+        with pytest.raises(TargetError, match="lists no models"):
+            await choose_model(url, None, None)
+
+
+async def test_nobody_is_asked_but_the_server_that_was_named() -> None:
+    async with lists(b"HTTP/1.1 302 Found\r\nlocation: http://127.0.0.1:9/\r\ncontent-length: 0\r\n\r\n") as url:
+        with pytest.raises(TargetError, match="sends elsewhere"):
+            await choose_model(url, None, "key")
+
+
 def test_the_line_through_idle_latencies_never_makes_a_limit_that_none_can_meet() -> None:
     assert fit_line([(100, 0.2), (200, 0.3), (300, 0.4)]) == (pytest.approx(0.1), pytest.approx(0.001))
     assert fit_line([(50, 0.3)]) == (0.3, 0.0)
+    assert fit_line([(50, 0.3), (50, 0.5)]) == (pytest.approx(0.4), 0.0)  # texts of one length
     assert fit_line([(100, 0.4), (200, 0.2)]) == (pytest.approx(0.3), 0.0)
     assert fit_line([(100, 0.1), (200, 0.4)]) == (0.0, pytest.approx(0.0018))
 
