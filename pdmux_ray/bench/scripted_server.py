@@ -134,6 +134,8 @@ class ScriptedServer:
             return _write_whole(writer, 200, records)
         if request.path == "/v1/models":
             return _write_whole(writer, 200, {"object": "list", "data": [{"id": MODEL}]})
+        if not request.path.endswith("/completions"):
+            return _write_whole(writer, 404, {"error": {"message": "not here"}})
         options = request.body.get("stream_options", {})
         refused = [name for name in self._refuses if name in request.body or name in options]
         if refused:
