@@ -24,6 +24,7 @@ from pdmux_ray.report.timeline import build, samples_of
 
 PATH = "/debug/timeline"
 TIMEOUT_S = 30.0
+MARGIN_S = 2.0  # that is asked for before a run: asking takes time, and a block may have begun earlier
 MAX_BYTES = 512 * 2**20
 
 

@@ -12,7 +12,7 @@ from pdmux_ray.bench.load.generator import run as run_loop
 from pdmux_ray.bench.load.offer import Offer
 from pdmux_ray.bench.load.session import RunRecord, Session, from_first_arrival
 from pdmux_ray.bench.load.targets import TargetError, checked
-from pdmux_ray.bench.timeline import fetch, run_samples
+from pdmux_ray.bench.timeline import MARGIN_S, fetch, run_samples
 from pdmux_ray.metrics.lifeline import Ending, Lifeline
 from pdmux_ray.metrics.summary import RunSummary
 from pdmux_ray.report import figures
@@ -85,7 +85,7 @@ class Conductor:
         counted = sorted(load.lifelines, key=lambda lifeline: lifeline.due_s)[self.offer.warmup :]
         window = Window.of(counted)
         try:
-            fetched = fetch(target.url, time.perf_counter() - window.begin_s, target.api_key)
+            fetched = fetch(target.url, time.perf_counter() - window.begin_s + MARGIN_S, target.api_key)
         except TargetError as error:
             session.note(f"{session.name}: the units of its lanes are not shown: {error}")
             return
