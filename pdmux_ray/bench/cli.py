@@ -23,6 +23,7 @@ API_KEY_VARIABLE = "PDMUX_BENCH_API_KEY"
 ACTIONS = ("run", "compare", "report")
 
 TOKEN_IDS = (1000, 40000)  # ordinary words of most vocabularies
+MOST = 1e15  # of any number, and its inverse the least above 0: beyond lie infinities
 
 Number = TypeVar("Number", int, float)
 
@@ -168,7 +169,7 @@ def _extra(command: str = "bench") -> Iterator[None]:
 
 
 def _positive(text: str) -> float:
-    return _number(text, float, lambda value: 0 < value < math.inf, "a number over 0")
+    return _number(text, float, lambda value: 1 / MOST <= value <= MOST, f"a number over 0, at most {MOST:g}")
 
 
 def _fraction(text: str) -> float:
@@ -176,11 +177,11 @@ def _fraction(text: str) -> float:
 
 
 def _count(text: str) -> int:
-    return int(_number(text, int, lambda value: value > 0, "a whole number over 0"))
+    return int(_number(text, int, lambda value: 0 < value <= MOST, f"a whole number over 0, at most {MOST:g}"))
 
 
 def _natural(text: str) -> int:
-    return int(_number(text, int, lambda value: value >= 0, "a whole number, 0 or more"))
+    return int(_number(text, int, lambda value: 0 <= value <= MOST, f"a whole number from 0 to {MOST:g}"))
 
 
 def _number(text: str, kind: Callable[[str], float], right: Callable[[float], bool], what: str) -> float:
@@ -189,7 +190,7 @@ def _number(text: str, kind: Callable[[str], float], right: Callable[[float], bo
     except ValueError:
         value = math.nan
     if not right(value):
-        raise argparse.ArgumentTypeError(f"{text!r} is not {what}")
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not {what}")
     return value
 
 

@@ -22,17 +22,20 @@ class Limits:
 
     line_bytes: int = 1 << 20  # a request of 128 Ki tokens in Mooncake's format has about 2 KiB
     lines: int = 1_000_000
+    file_bytes: int = 1 << 30  # what is read is kept in memory
 
 
 def numbered_lines(path: Path, limits: Limits) -> Iterator[tuple[int, str]]:
     """(number from 1, text without its end) of every line that is not blank. Raises TraceError."""
     try:
         with path.open("rb") as file:
-            number = 0
+            number = size = 0
             while line := file.readline(limits.line_bytes + 2):  # 2: room for \r\n
-                number += 1
+                number, size = number + 1, size + len(line)
                 if number > limits.lines:
                     raise TraceError(path, number, f"more than {limits.lines} lines. Cut the file.")
+                if size > limits.file_bytes:
+                    raise TraceError(path, number, f"more than {limits.file_bytes} bytes up to here. Cut the file.")
                 text = line.rstrip(b"\r\n")
                 if len(text) > limits.line_bytes:
                     raise TraceError(path, number, f"the line is longer than {limits.line_bytes} bytes.")

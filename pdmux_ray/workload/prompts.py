@@ -18,6 +18,7 @@ from pdmux_ray.workload.outline import Outline
 from pdmux_ray.workload.requests import Ask
 
 MIN_IDS = 100  # with fewer ids, prompts that should have nothing in common would begin alike by chance
+MAX_ID = 1 << 24  # no vocabulary has more
 MAX_OUTPUT_TOKENS = 1 << 24
 
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -30,8 +31,10 @@ class TokenContent:
 
     def __init__(self, token_ids: tuple[int, int], seed: int, salt: str = "") -> None:
         """`salt` keeps workloads apart that number their blocks alike. Raises ConfigError when the range has fewer than
-        MIN_IDS ids or begins below 0."""
+        MIN_IDS ids, begins below 0 or ends beyond MAX_ID."""
         low, high = token_ids
+        if high > MAX_ID:
+            raise ConfigError(f"Token ids end below {MAX_ID}, not at {high}.")
         if low < 0 or high - low < MIN_IDS:
             raise ConfigError(f"Prompts need at least {MIN_IDS} token ids from 0 on, not those from {low} to below {high}.")
         # Python's integers, once: a long workload then costs 8 bytes a token, not 40.

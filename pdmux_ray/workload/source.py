@@ -24,6 +24,8 @@ from pdmux_ray.workload.scaling import Scaling
 from pdmux_ray.workload.shapes import SHAPES, fixed
 from pdmux_ray.workload.traces import MAX_TOKENS, read_azure, read_mooncake
 
+MAX_RUN_TOKENS = 1 << 28  # of all prompts together; they are kept in memory, 8 bytes a token
+
 SPECS = (*SHAPES, "mooncake:FILE", "azure:FILE", "prompts:FILE", "fixed:IN,OUT")
 
 
@@ -48,9 +50,14 @@ class TokenWorkload:
         return [*self.source.facts, *self.scaling.rules, *self._newest]
 
     def asks(self, count: int, seed: int) -> list[Ask]:
-        """Raises ConfigError when there are fewer."""
-        content = TokenContent(self.token_ids, seed, self.name)
-        return [Ask(content.prompt(o), o.output_tokens, o.trace_s) for o in self.outlines(count, seed)]
+        """Raises ConfigError when there are fewer, or when their prompts are too much for the memory."""
+        content, outlines = TokenContent(self.token_ids, seed, self.name), self.outlines(count, seed)
+        if (tokens := sum(outline.prompt_tokens for outline in outlines)) > MAX_RUN_TOKENS:
+            raise ConfigError(
+                f"{count} prompts of {self.name} have {tokens:,} tokens, too many to be kept in memory (at most "
+                f"{MAX_RUN_TOKENS:,}). Ask for fewer requests, or scale the lengths."
+            )
+        return [Ask(content.prompt(outline), outline.output_tokens, outline.trace_s) for outline in outlines]
 
     def outlines(self, count: int, seed: int) -> list[Outline]:
         """What `asks` fills with content: all that a simulator needs, at a small part of the memory."""

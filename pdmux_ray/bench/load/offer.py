@@ -11,6 +11,7 @@ from pdmux_ray.workload.arrivals import POISSON, Arrivals, plan
 from pdmux_ray.workload.requests import Ask, PlannedRequest, Workload
 
 MAX_REQUESTS = 100_000  # of one run: they are planned ahead and kept in memory
+MAX_DAYS = 7  # of one run
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +26,17 @@ class Offer:
     seed: int = 0
 
     def count(self, rate: float) -> int:
-        """Requests of one run that count. Raises ConfigError when they are too many."""
+        """Requests of one run that count. Raises ConfigError when they are too many, or take too long."""
         count = self.requests if self.requests is not None else max(1, round(rate * (self.duration_s or 0.0)))
         if count + self.warmup > MAX_REQUESTS:
             raise ConfigError(
                 f"{count + self.warmup} requests in one run are too many (at most {MAX_REQUESTS}). Lower --requests, "
                 "--duration or --warmup."
+            )
+        if (count + self.warmup) / rate > MAX_DAYS * 86400:
+            raise ConfigError(
+                f"{count + self.warmup} requests at {rate:g} requests/s take more than {MAX_DAYS} days. Raise the rate, or "
+                "lower --requests, --duration or --warmup."
             )
         return count
 

@@ -106,6 +106,8 @@ def test_a_file_is_read_within_its_limits(tmp_path: Path) -> None:
         read_mooncake(path, Limits(line_bytes=longest - 1))
     with pytest.raises(TraceError, match="line 3: more than 2 lines"):
         read_mooncake(path, Limits(lines=2))
+    with pytest.raises(TraceError, match="Cut the file"):
+        read_mooncake(path, Limits(file_bytes=2 * longest))
 
 
 def test_a_file_that_cannot_be_read_is_a_named_error(tmp_path: Path) -> None:
