@@ -21,7 +21,7 @@ from pdmux_ray.engine.loop import Publish, StepLoop
 from pdmux_ray.engine.pages import PagePool
 from pdmux_ray.engine.planner import make_planner
 from pdmux_ray.engine.request import Request
-from pdmux_ray.engine.runner import Runner
+from pdmux_ray.engine.runner import LaneRunner, Runner
 from pdmux_ray.engine.scheduler import Scheduler
 from pdmux_ray.engine.timeline import Timeline
 from pdmux_ray.errors import ContextLengthError, InstanceUnavailableError, PdmuxError, QueueFullError, RequestError
@@ -64,10 +64,11 @@ class Engine:
     def _make_loop(self, publish: Publish, costs: CostModel | None, planner: Planner | None) -> tuple[Scheduler, StepLoop]:
         limits, runner = self.limits, self._runner
         if not limits.has_lanes:
-            scheduler = Scheduler(limits, self._pool, Timeline(1, 1, limits.mode))
+            units = runner.units if isinstance(runner, LaneRunner) else 1
+            scheduler = Scheduler(limits, self._pool, Timeline(units, limits.mode))
             return scheduler, StepLoop(runner, scheduler, publish, self._clock)
         device = with_lanes(runner, limits.mode)
-        timeline = Timeline(device.units, device.layers, limits.mode)
+        timeline = Timeline(device.units, limits.mode)
         lanes = LaneScheduler(limits, self._pool, timeline, device, planner or make_planner(limits, device, costs))
         return lanes, LaneLoop(device, lanes, publish, self._clock, costs)
 

@@ -1,6 +1,6 @@
 """What the step loop did lately: a bounded ring of records, for traces and pictures.
 
-timeline = Timeline(units, layers, mode)
+timeline = Timeline(units, mode)
 timeline.arrived(at_s, request_id, prompt_tokens)           a request was taken in
 timeline.step(plan, begin_s, end_s, waiting)                its decodes, or the whole of a one-pass step, from launch to collect
 timeline.block(use, job_id, first_layer, tokens, begin_s, end_s)      a block of a prefill, from launch to its own end
@@ -97,11 +97,10 @@ def unpack(packed: list[Any]) -> Record:
 
 
 class Timeline:
-    """`units`: of the device. `layers`: of the model. `mode`: the configured one, which a step without lanes has."""
+    """`units`: of the device. `mode`: the configured one, which a step without lanes has."""
 
-    def __init__(self, units: int, layers: int, mode: Mode, kept: int = KEPT) -> None:
+    def __init__(self, units: int, mode: Mode, kept: int = KEPT) -> None:
         self.units = units
-        self.layers = layers
         self._one_pass = (mode if mode in ONE_PASS_MODES else Mode.CHUNKED).value
         self._records: deque[Record] = deque(maxlen=kept)
         self._numbers = count()

@@ -18,7 +18,7 @@ SHARED = LaneUse(Mode.SPLIT, Split(3, 1), ModeReason.FITS, BLOCK, Estimate(0.02,
 
 
 def timeline(mode: Mode = Mode.SPLIT, kept: int = 8) -> Timeline:
-    return Timeline(units=4, layers=30, mode=mode, kept=kept)
+    return Timeline(units=4, mode=mode, kept=kept)
 
 
 def test_a_step_on_lanes_is_kept_with_its_split_its_reasons_and_what_was_predicted() -> None:
