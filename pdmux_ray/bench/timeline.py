@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import http.client
 import json
 import time
 import urllib.error
@@ -23,9 +24,11 @@ from pdmux_ray.report.series import UnitsSample, Window
 from pdmux_ray.report.timeline import build, samples_of
 
 PATH = "/debug/timeline"
-TIMEOUT_S = 30.0
+TIMEOUT_S = 30.0  # of a silence
+MAX_S = 60.0  # of an answer
 MARGIN_S = 2.0  # that is asked for before a run: asking takes time, and a block may have begun earlier
 MAX_BYTES = 512 * 2**20
+MAX_EMPTY_BYTES = 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,27 +50,46 @@ def fetch(url: str, seconds: float, api_key: str | None = None, instance: str | 
     """
     named = {"instance": instance} if instance else {}
     before_s = time.perf_counter()
-    empty = _get(url, {"seconds": 0, **named}, api_key)
+    empty = _get(url, {"seconds": 0, **named}, api_key, MAX_EMPTY_BYTES)
     after_s = time.perf_counter()
-    trace = _get(url, {"seconds": seconds, **named}, api_key) if empty else None
+    trace = _get(url, {"seconds": seconds, **named}, api_key, MAX_BYTES) if empty else None
     if empty is None or trace is None:
         return None
     return Fetched(trace, clock_offset_s(before_s, empty["otherData"]["now_s"], after_s))
 
 
-def _get(url: str, query: dict[str, Any], api_key: str | None) -> Trace | None:
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """Nobody but the named server is asked, or gets its key."""
+
+    def redirect_request(self, *_: Any) -> None:
+        return None
+
+
+def _get(url: str, query: dict[str, Any], api_key: str | None, most_bytes: int) -> Trace | None:
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     request = urllib.request.Request(f"{url}{PATH}?{urlencode(query)}", headers=headers)
     try:
-        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
-            return _checked(url, json.loads(response.read(MAX_BYTES)))
+        with urllib.request.build_opener(_NoRedirects).open(request, timeout=TIMEOUT_S) as response:
+            return _checked(url, json.loads(_whole(response, most_bytes)))
     except urllib.error.HTTPError as error:
         with error:
             if error.code == 404:
                 return None
             raise TargetError(f"{url}{PATH} answers HTTP {error.code}: {quoted(error.read(2000)) or error.reason}") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError, http.client.HTTPException) as error:
         raise TargetError(f"{url}{PATH} cannot be read: {error}") from None
+
+
+def _whole(response: http.client.HTTPResponse, most_bytes: int) -> bytes:
+    """Raises ValueError when it is too long, or takes too long."""
+    body, end_s = bytearray(), time.monotonic() + MAX_S
+    while piece := response.read1(1 << 16):
+        body += piece
+        if len(body) > most_bytes:
+            raise ValueError(f"more than {most_bytes} bytes")
+        if time.monotonic() > end_s:
+            raise ValueError(f"not whole after {MAX_S:.0f} s")
+    return bytes(body)
 
 
 def _checked(url: str, trace: Any) -> Trace:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ import pytest
 
 from pdmux_ray import cli
 from pdmux_ray.bench.load.targets import TargetError
-from pdmux_ray.bench.timeline import Fetched, fetch, run_samples
+from pdmux_ray.bench.timeline import MAX_EMPTY_BYTES, Fetched, fetch, run_samples
 from pdmux_ray.engine.timeline import Arrival, Record, Step
 from pdmux_ray.metrics.trace import Source, arrivals_of, chrome_trace
 from pdmux_ray.report.series import UnitsSample
@@ -104,6 +105,8 @@ def test_a_server_without_a_timeline_has_none() -> None:
     [
         (401, b"no key", "answers HTTP 401: no key"),
         (200, b"<html>", "cannot be read"),
+        (200, b"[" * 100_000, "cannot be read"),
+        (200, b" " * (MAX_EMPTY_BYTES + 1), "cannot be read: more than"),
         (200, b"[]", "is no timeline of this version"),
         (200, b'{"otherData": {"now_s": 1, "missing": {}, "instances": {"a": {}}}}', "is no timeline of this version"),
     ],
@@ -111,6 +114,29 @@ def test_a_server_without_a_timeline_has_none() -> None:
 def test_an_answer_that_is_no_timeline_is_an_error(status: int, body: bytes, words: str) -> None:
     with served(lambda query: (status, body)) as url, pytest.raises(TargetError, match=words):
         fetch(url, 60.0)
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        (b"\x00\xff what?\r\n\r\n", "cannot be read"),
+        (b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nwhat?\r\n", "cannot be read"),
+        (b"HTTP/1.1 302 Found\r\nlocation: %b/debug/timeline\r\ncontent-length: 0\r\n\r\n", "answers HTTP 302"),
+    ],
+)
+def test_what_is_no_answer_is_an_error_and_nobody_else_is_asked(said: bytes, words: str) -> None:
+    with served(told()) as elsewhere, socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def say() -> None:
+            with listener.accept()[0] as client:
+                client.recv(65536)
+                client.sendall(said.replace(b"%b", elsewhere.encode()))
+
+        thread = Thread(target=say)
+        thread.start()
+        with pytest.raises(TargetError, match=words):
+            fetch(f"http://127.0.0.1:{listener.getsockname()[1]}", 60.0, "secret")
+        thread.join()
 
 
 def test_a_runs_units_are_on_its_own_clock_those_of_all_instances_together() -> None:
