@@ -17,8 +17,13 @@ SPIN_ROUNDS = 1000
 
 
 def limit_spinning() -> None:
-    """Bounds how long idle CPU threads spin, unless the environment says. Has an effect only before torch is imported."""
+    """Bounds how long idle CPU threads spin, unless the environment says. Has an effect only before torch is imported.
+
+    The policy "active" lets them spin that long also when the process has more threads than cores, as it does with lanes: of
+    those, all but one team sleep. GNU OpenMP would take a tenth of it then.
+    """
     if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ["OMP_WAIT_POLICY"] = "active"
         os.environ.setdefault("GOMP_SPINCOUNT", str(SPIN_ROUNDS))
 
 
@@ -31,7 +36,15 @@ def build_runner(model_dir: Path | None, config: EngineConfig) -> Runner:
         from pdmux_ray.engine.fake_runner import FakeRunner
 
         fake = config.fake
-        return FakeRunner(fake.pages, config.page_size, fake.step_s, fake.prefill_s_per_token, WallClock())
+        return FakeRunner(
+            fake.pages,
+            config.page_size,
+            fake.step_s,
+            fake.prefill_s_per_token,
+            WallClock(),
+            layers=fake.layers,
+            units=fake.units,
+        )
     if model_dir is None:
         raise ConfigError(f"device: {config.device} needs a model directory; only device: fake runs without one")
     limit_spinning()

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pdmux_ray.device.cpu.native import Kernels, NativeUnavailableError, PanelLinear, load_library
 from pdmux_ray.device.cpu.whole_layers import WholeLayers, all_packed
-from pdmux_ray.model.ops import AttentionBatch, AttentionSpec, LayerWeights, Ops, RunLayers
+from pdmux_ray.model.ops import AttentionBatch, AttentionSpec, LayerWeights, RunLayers
 from pdmux_ray.model.reference_ops import ReferenceOps
 
 _MAX_HEAD_DIM = 256
@@ -96,7 +96,7 @@ class CpuOps(TorchOps):
         return WholeLayers(self._kernels, weights, specs, norm_eps) if all_packed(weights) else None
 
 
-def make_ops(kv_pool: Tensor) -> Ops:
+def make_ops(kv_pool: Tensor) -> TorchOps:
     """The fastest operations that work here; warns once when those are not the fast ones, and says what to do."""
     head_dim = kv_pool.shape[5]
     try:

@@ -1,38 +1,44 @@
-"""Runs steps on the CPU: decodes and prefill slices together in one forward."""
+"""Runs steps on the CPU: decodes and prefills together in one forward, or each on its own lane."""
 
 from __future__ import annotations
 
 import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from pdmux_ray.config import EngineConfig
-from pdmux_ray.device.cpu.cores import usable_cores
+from pdmux_ray.device.cpu.cores import neighbouring_cores, usable_cores
+from pdmux_ray.device.cpu.lane import Job, Lane
 from pdmux_ray.device.cpu.ops import CpuOps, make_ops
+from pdmux_ray.device.cpu.workers import Workers, splits_of, use_threads
 from pdmux_ray.device.kv_pool import allocate_on_cpu, layout_for
-from pdmux_ray.device.sampler import Sampler
-from pdmux_ray.device.step_tensors import StepTensors
-from pdmux_ray.engine.runner import GiveUp, SequenceView, StepBatch, StepOutput, never
+from pdmux_ray.engine.runner import GiveUp, PrefillSlice, StepBatch, StepOutput, never
+from pdmux_ray.errors import ConfigError
 from pdmux_ray.model.config import DecoderConfig
-from pdmux_ray.model.decoder import Decoder, load_decoder
+from pdmux_ray.model.decoder import load_decoder
+from pdmux_ray.types import ONE_PASS_MODES, Mode, Split
 
 
 @dataclass(frozen=True, slots=True)
-class _Launched:
-    """`logits` [len(sampled), V]; None when there is nothing to sample."""
+class _InFlight:
+    """A block that computes. `result`: what it sampled, and when it ended (time.perf_counter)."""
 
-    logits: Tensor | None
-    sampled: list[SequenceView]
-    given_up: bool
+    job_id: int
+    started_s: float
+    result: Future[tuple[StepOutput | None, float]]
 
 
 class CpuRunner:
-    """A `Runner`. Owns the weights, the KV pool and the sampler; all cores work on one step, the calling thread among them.
+    """A `LaneRunner`. Owns the weights, the KV pool, and a decode and a prefill lane; a unit is a core.
 
-    Raises ConfigError, UnsupportedModelError or WeightsError when the model cannot be loaded.
+    Without a split the calling thread and its own team compute, on all cores. The lanes' workers start with the runner in modes
+    that need them, else when first used. Raises ConfigError, UnsupportedModelError or WeightsError when the model cannot be
+    loaded, or the mode needs more cores than there are.
     """
 
     def __init__(self, model_dir: Path, config: EngineConfig) -> None:
@@ -41,58 +47,128 @@ class CpuRunner:
             model = replace(model, context_length=min(model.context_length, config.context_length))
         self.dtype = resolve_dtype(config.dtype)
         self.threads = config.threads or usable_cores()
+        self.layers, self.units = model.layers, min(self.threads, usable_cores())
+        self.splits = splits_of(self.units)
+        if config.mode in (Mode.SPLIT, Mode.CAPPED) and not self.splits:
+            raise ConfigError(
+                f"mode: {config.mode.value} needs two cores, and there is one (usable cores, `engine.threads`); "
+                f"mode: {Mode.TIME_SHARED.value} works with one"
+            )
         layout = layout_for(config.kv_cache_gib, model.layers, model.kv_heads, model.head_dim, config.page_size, self.dtype)
         self.pages, self.page_size = layout.pages, layout.page_size
-        ops = make_ops(allocate_on_cpu(layout, self.dtype))
+        pool = allocate_on_cpu(layout, self.dtype)
+        ops = make_ops(pool)
         self.kernels = "native" if isinstance(ops, CpuOps) else "torch"
-        self._decoder: Decoder | None = load_decoder(model_dir, self.dtype, ops, config.load, model)
-        self._layers, self._dynamic_rope = model.layers, model.rope.dynamic
-        self._sampler = Sampler()
+        decoder = load_decoder(model_dir, self.dtype, ops, config.load, model)
+        self._decode: Lane | None = Lane(decoder, self.page_size)  # None: closed
+        self._prefill: Lane | None = Lane(decoder.with_ops(type(ops)(pool)), self.page_size)
+        self._workers: Workers | None = None
         self._step_thread = 0
-        self._launched: _Launched | None = None
+        self._launched: Job | Future[StepOutput] | None = None
+        self._given_up = False
+        self._jobs: dict[int, Job] = {}
+        self._block: _InFlight | None = None
+        self.block_s = 0.0
+        if config.mode not in ONE_PASS_MODES:
+            self._ready_workers()
 
-    def launch(self, batch: StepBatch, give_up: GiveUp = never) -> None:
-        """Computes the step; with prefills it asks `give_up` after every layer."""
-        if self._decoder is None:
-            raise RuntimeError("the runner is closed")
+    def launch(self, batch: StepBatch, give_up: GiveUp = never, split: Split | None = None) -> None:
+        """Without a split computes the layers here; with prefills it asks `give_up` after every layer."""
+        lane = self._open(self._decode)
+        if split is not None:
+            self._launch_decodes(lane, batch, split)
+            return
+        if self._block is not None:
+            raise RuntimeError("a step without a split needs every unit, but a block is in flight: collect it first")
         self._use_threads()
-        step = StepTensors(batch, self.page_size, self._dynamic_rope)
-        with torch.inference_mode():
-            hidden = self._layers_of(self._decoder, step, give_up if batch.prefills else None)
-            logits = None
-            if hidden is not None and step.sampled:
-                logits = self._decoder.logits(hidden if len(step.rows) == len(hidden) else hidden[step.rows])
-        self._launched = _Launched(logits, step.sampled, given_up=hidden is None)
+        job = lane.job(batch)
+        if batch.prefills:
+            self._given_up = not lane.advance_unless(give_up, job)
+        else:
+            lane.advance(job, lane.layers)
+        self._launched = job
 
-    def _layers_of(self, decoder: Decoder, step: StepTensors, give_up: GiveUp | None) -> Tensor | None:
-        """Hidden states [T, H] after the last layer; None when given up."""
-        hidden = decoder.embed(step.token_ids)
-        if give_up is None:
-            return decoder.run_layers(0, self._layers, hidden, step.batch)
-        for layer in range(self._layers):
-            if give_up():
-                return None
-            hidden = decoder.run_layers(layer, layer + 1, hidden, step.batch)
-        return hidden
+    def _launch_decodes(self, lane: Lane, batch: StepBatch, split: Split) -> None:
+        if batch.prefills:
+            raise ValueError("a step with a split has decodes only; prefills are jobs")
+
+        def step() -> StepOutput:
+            lane.advance(job, lane.layers)
+            return lane.finish(job)
+
+        worker, job = self._ready_workers().decode(split), lane.job(batch)
+        self._launched = worker.submit(step)
 
     def collect(self) -> StepOutput | None:
         launched, self._launched = self._launched, None
         if launched is None:
             raise RuntimeError("collect was called without a launched step")
-        if launched.given_up:
-            return None
-        if launched.logits is None:
-            return StepOutput()
-        with torch.inference_mode():
-            return self._sampler.sample(launched.logits, launched.sampled)
+        if isinstance(launched, Future):
+            return launched.result()
+        given_up, self._given_up = self._given_up, False
+        return None if given_up else self._open(self._decode).finish(launched)
+
+    def open_job(self, job_id: int, slices: Sequence[PrefillSlice]) -> None:
+        if job_id in self._jobs:
+            raise ValueError(f"job {job_id} is open already")
+        self._jobs[job_id] = self._open(self._prefill).job(StepBatch([], slices))
+
+    def launch_block(self, job_id: int, end_layer: int, split: Split) -> None:
+        job, lane = self._jobs[job_id], self._open(self._prefill)
+        if self._block is not None:
+            raise RuntimeError(f"a block of job {self._block.job_id} is in flight: collect it before the next")
+        if not job.layers_done < end_layer <= self.layers:
+            raise ValueError(f"job {job_id} is through {job.layers_done} of {self.layers} layers; it cannot run to {end_layer}")
+
+        def block() -> tuple[StepOutput | None, float]:
+            return lane.block(job, end_layer), time.perf_counter()
+
+        started_s = time.perf_counter()
+        self._block = _InFlight(job_id, started_s, self._ready_workers().prefill(split).submit(block))
+
+    def block_done(self) -> bool:
+        return self._block is None or self._block.result.done()
+
+    def collect_block(self) -> StepOutput | None:
+        block, self._block = self._block, None
+        if block is None:
+            raise RuntimeError("collect_block was called without a block in flight")
+        try:
+            output, ended_s = block.result.result()
+        except BaseException:
+            del self._jobs[block.job_id]
+            raise
+        self.block_s = ended_s - block.started_s
+        if self._jobs[block.job_id].layers_done == self.layers:
+            del self._jobs[block.job_id]
+        return output
+
+    def drop_job(self, job_id: int) -> None:
+        if self._block is not None and self._block.job_id == job_id:
+            raise RuntimeError(f"a block of job {job_id} is in flight: collect it first")
+        del self._jobs[job_id]
 
     def close(self) -> None:
-        self._decoder = self._launched = None
+        """Waits for what is in flight, and for every thread."""
+        if self._workers is not None:
+            self._workers.close()
+        self._workers = self._decode = self._prefill = self._launched = self._block = None
+        self._jobs = {}
+
+    def _open(self, lane: Lane | None) -> Lane:
+        if lane is None:
+            raise RuntimeError("the runner is closed")
+        return lane
+
+    def _ready_workers(self) -> Workers:
+        if self._workers is None:
+            self._workers = Workers(neighbouring_cores()[: self.units])
+        return self._workers
 
     def _use_threads(self) -> None:
         """OpenMP keeps the number of threads per calling thread: it is set in the one that runs steps."""
         if self._step_thread != threading.get_ident():
-            torch.set_num_threads(self.threads)
+            use_threads(self.threads)
             self._step_thread = threading.get_ident()
 
 
