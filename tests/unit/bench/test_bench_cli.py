@@ -42,7 +42,7 @@ def bench(out: Path, *arguments: str) -> int:
         ((URL, *GOOD, "--devices", "9" * 400), "at most 1e+15"),
         ((URL, *GOOD[:2], *GOOD[4:], "--requests", "1", "--concurrency", "9" * 400), "at most 1e+15"),
         ((URL, *GOOD, "--token-ids", "0:2000000000"), "Token ids end below"),
-        ((URL, *GOOD, "--workload", "fixed:16000000,1", "--requests", "1000"), "too many to be kept in memory"),
+        ((URL, *GOOD, "--workload", "fixed:16000000,1", "--requests", "17"), "too many to be kept in memory"),
         ((URL, *GOOD, "--attainment", "1.1"), "not a share"),
         ((URL, *GOOD, "--token-ids", "9:3"), "LOW:HIGH"),
         ((URL, *GOOD[:2], *GOOD[4:], "--search", "4:2"), "LOW:HIGH"),
