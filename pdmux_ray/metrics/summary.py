@@ -135,8 +135,12 @@ def write_whole(path: Path, text: str) -> Path:
     """Makes the file whole or not at all, and the directories it needs."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{path.name}.partial")
-    partial.write_text(text, encoding="utf-8")
-    return partial.replace(path)
+    try:
+        partial.write_text(text, encoding="utf-8")
+        return partial.replace(path)
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise
 
 
 def read(directory: Path) -> Summary:

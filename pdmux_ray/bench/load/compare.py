@@ -41,6 +41,9 @@ def compare(args: argparse.Namespace) -> int:
         raise ConfigError("a comparison needs two targets. One alone is `pdmux bench URL`.")
     urls = {name: place for name, place in named if targets.is_url(place)}
     finished = {name: Session.read(name, Path(place)) for name, place in named if name not in urls}
+    places = [args.out, *(args.out / name for name in urls)]
+    if taken := {place.resolve() for place in places} & {session.directory.resolve() for session in finished.values()}:
+        raise ConfigError(f"{taken.pop()} is to be compared, and --out would replace it. Choose another --out.")
     job = _job(args, bool(urls))
     claim(args.out, args.force)
     for name in urls:
@@ -106,7 +109,7 @@ def rejudge(session: Session, terms: Terms) -> None:
 
 
 def conclude(directory: Path, sessions: Sequence[Session]) -> None:
-    """Prints the ratios and writes comparison.json; the first session is the baseline."""
+    """Prints the ratios and writes comparison.json; the first session is the baseline. Raises ConfigError."""
     first, *others = sessions
     console = Console()
     named = [(session.name, session.summary()) for session in sessions]
@@ -130,7 +133,11 @@ def conclude(directory: Path, sessions: Sequence[Session]) -> None:
         "figures": [asdict(found) | {"verdict": found.verdict.value} for found in compare_figures(named)],
         "warnings": warnings,
     }
-    summaries.write_whole(directory / COMPARISON_FILE, json.dumps(document, indent=1, allow_nan=False) + "\n")
+    path = directory / COMPARISON_FILE
+    try:
+        summaries.write_whole(path, json.dumps(document, indent=1, allow_nan=False) + "\n")
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error}") from None
 
 
 def _place(directory: Path, of_comparison: Path) -> str:
@@ -145,7 +152,10 @@ def report(directory: Path) -> int:
         sessions = [Session.read(_name_in(directory), directory)]
     else:
         sessions = _compared(directory)
-    path = write_report(directory, sessions)
+    try:
+        path = write_report(directory, sessions)
+    except OSError as error:
+        raise ConfigError(f"the report cannot be written: {error}") from None
     table.print_runs(Console(), [session.summary() for session in sessions])
     if len(sessions) > 1:
         conclude(directory, sessions)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,13 +20,16 @@ from pdmux_ray.report import figures, load_report, table
 
 COMPARISON_FILE = "comparison.json"
 
+_held: dict[Path, int] = {}  # directory -> its open file, which has the lock
+
 
 def claim(directory: Path, force: bool) -> None:
-    """Makes the directory for results. Raises ConfigError when it has some already (`force` removes them), or when it cannot be
-    written."""
+    """Makes the directory for results. Raises ConfigError when it has some already (`force` removes them), when another
+    process is writing its own there, or when it cannot be written."""
     names = (summaries.FILE_NAME, REQUESTS_FILE, UNITS_FILE, load_report.FILE_NAME, COMPARISON_FILE)
     try:
         directory.mkdir(parents=True, exist_ok=True)
+        _hold(directory)
         there = [name for name in names if (directory / name).exists()]
         if there and not force:
             raise ConfigError(
@@ -36,6 +41,23 @@ def claim(directory: Path, force: bool) -> None:
         (directory / REQUESTS_FILE).unlink()
     except OSError as error:
         raise ConfigError(f"--out {directory} cannot be written: {error}") from None
+
+
+def _hold(directory: Path) -> None:
+    """For as long as this process lives: the samples of two measurements in one file belong to neither. Raises ConfigError."""
+    place = directory.resolve()
+    if place in _held:
+        return
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        raise ConfigError(f"another measurement is writing to {directory}. Wait for it, or choose another --out.") from None
+    except OSError:
+        os.close(handle)  # a file system without locks
+    else:
+        _held[place] = handle
 
 
 @dataclass(slots=True)
@@ -52,18 +74,29 @@ class Outcome:
         if self.stopped:
             say(self.stopped)
         if measured:
-            for session in measured:
-                if not session.finished:
-                    self._mark(session)
-                    session.write()
-            write_report(directory, measured)
+            written = self._write(directory, measured)
             console = Console()
             table.print_runs(console, [session.summary() for session in measured])
-            table.print_line(console, str(directory / load_report.FILE_NAME))
+            if written:
+                table.print_line(console, str(directory / load_report.FILE_NAME))
         if self.interrupted:
             return 130
         useless = [session for session in self.sessions if _useless(session)]
         return 1 if self.stopped or useless or not self.sessions else 0
+
+    def _write(self, directory: Path, sessions: Sequence[Session]) -> bool:
+        """Whether it could; the figures are printed in any case."""
+        try:
+            for session in sessions:
+                if not session.finished:
+                    self._mark(session)
+                    session.write()
+            write_report(directory, sessions)
+        except OSError as error:
+            self.stopped = f"the results cannot be written: {error}"
+            say(self.stopped)
+            return False
+        return True
 
     def _mark(self, session: Session) -> None:
         if self.interrupted:

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import os
+from array import array
 from pathlib import Path
 
 import pytest
 
 from pdmux_ray import cli
-from pdmux_ray.bench.load.outcome import claim
+from pdmux_ray.bench.load.offer import Terms
+from pdmux_ray.bench.load.outcome import Outcome, claim
+from pdmux_ray.bench.load.session import RunRecord, Session
 from pdmux_ray.errors import ConfigError
+from pdmux_ray.metrics.goodput import Slo
+from pdmux_ray.metrics.lifeline import Ending, Lifeline
 from pdmux_ray.workload.source import SPECS
 
 URL = "http://127.0.0.1:9"  # nobody is there; a request to it would end with 1, not 2
@@ -94,6 +102,49 @@ def test_a_directory_that_cannot_be_written_is_told_before_the_load(tmp_path: Pa
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="cannot be written"):
         claim(tmp_path / "file" / "out", force=False)
+
+
+def test_two_measurements_at_once_do_not_share_a_directory(tmp_path: Path) -> None:
+    other = os.open(tmp_path, os.O_RDONLY)  # as another process has it
+    fcntl.flock(other, fcntl.LOCK_EX)
+    with pytest.raises(ConfigError, match="another measurement is writing"):
+        claim(tmp_path, force=True)
+    os.close(other)
+    claim(tmp_path, force=True)
+    claim(tmp_path, force=True)  # the process that has it may come again
+
+
+def finished(directory: Path) -> None:
+    """One run of one request that was good."""
+    lifeline = Lifeline(0.0, 0.0, array("d", [0.1]), 0.1, Ending.COMPLETE, "length", asked_tokens=1)
+    Session("it", directory, Terms(Slo(ttft_s=1.0)), {}).add(RunRecord(1.0, [lifeline]))
+
+
+def test_what_is_compared_is_not_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    finished(tmp_path / "one")
+    finished(tmp_path / "two")
+    assert bench(tmp_path / "one", "compare", str(tmp_path / "one"), str(tmp_path / "two"), "--force") == 2
+    assert "would replace it" in capsys.readouterr().err
+    assert (tmp_path / "one" / "requests.jsonl").exists()
+
+
+def test_what_cannot_be_written_is_told_and_the_figures_are_printed_all_the_same(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finished(tmp_path)
+    session = Session.read("it", tmp_path)
+    session.finished = False
+
+    def full(path: Path, text: str, encoding: str) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    assert Outcome([session]).finish(tmp_path) == 1
+    told = capsys.readouterr()
+    assert "No space left" in told.err
+    assert "goodput" in told.out
+    assert cli.main(["bench", "report", str(tmp_path)]) == 2
+    assert "cannot be written" in capsys.readouterr().err
 
 
 def test_a_report_needs_a_finished_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
