@@ -9,6 +9,7 @@ import signal
 import socket
 import threading
 import time
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -17,6 +18,8 @@ import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from pdmux_ray import cli
+from pdmux_ray.bench.load.session import read_units
 from pdmux_ray.bench.timeline import fetch
 from pdmux_ray.metrics.trace import DECODE, arrivals_of, events_of
 from tests.ray.conftest import App
@@ -70,6 +73,15 @@ def test_the_timeline_shows_what_the_engine_did_on_this_machines_clock(either: A
     slices = events_of(found.trace, instance, "X")
     assert sum(event["args"]["decodes"] for event in slices if event["tid"] == DECODE) == 11  # the prefill gives the first
     assert sum(event["dur"] for event in slices) <= (time.monotonic() - before_s) * 1e6
+
+
+def test_a_bench_of_this_server_shows_the_units_of_its_lanes(app: App, tmp_path: Path) -> None:
+    options = ["--workload", "fixed:20,8", "--rates", "8", "--requests", "12", "--slo", "ttft=5", "--out", str(tmp_path)]
+    assert cli.main(["bench", app.url, *options]) == 0
+    samples = read_units(tmp_path)
+    assert samples[0].time_s < 0.1  # the first request's prefill
+    assert max(sample.prefill_units for sample in samples) > 0 < max(sample.decode_units for sample in samples)
+    assert "Units per lane" in (tmp_path / "report.html").read_text()
 
 
 def test_a_timeline_of_each_instance_or_of_one_asks_for_a_key(keyed: App) -> None:
