@@ -35,6 +35,8 @@ def _run(args: argparse.Namespace) -> int:
         raise ConfigError(f"{args.out} is there already; --force replaces it")
     config = load_app_config(args.config)
     engine = config.engine
+    if engine.device == "fake":
+        raise ConfigError(f"{args.config} has device: fake, whose times are settings: there is nothing to measure")
     if engine.mode in ONE_PASS_MODES:  # whose device needs no lanes
         engine = engine.model_copy(update={"mode": Mode.AUTO})
     model_dir = resolve(config.model, engine.reads_weights)

@@ -20,16 +20,19 @@ def write_page(profile: Profile, path: Path) -> None:
 
 def page(profile: Profile) -> str:
     identity = profile.identity
-    sections = [
+    lead = f"{identity.model} in {identity.dtype} on {identity.device}; measured in {profile.took_s:.0f} s."
+    return render("Latency profile", sections(profile), lead)
+
+
+def sections(profile: Profile) -> list[Section]:
+    return [
         Section("How good it is", [_qualities(profile)], "On work that the model was not fitted to."),
         Section("Decode", [decode_chart(profile), context_chart(profile)]),
         Section("Prefill", [prefill_chart(profile)]),
         Section("Every measurement", [accuracy_chart(profile)]),
         Section("The hardware", [_probe(profile.probe)]),
-        Section("What it is of", [Notes([f"{name}: {value}" for name, value in identity.model_dump().items()])]),
+        Section("What it is of", [Notes([f"{name}: {value}" for name, value in profile.identity.model_dump().items()])]),
     ]
-    lead = f"{identity.model} in {identity.dtype} on {identity.device}; measured in {profile.took_s:.0f} s."
-    return render("Latency profile", sections, lead)
 
 
 def decode_chart(profile: Profile) -> Chart:
