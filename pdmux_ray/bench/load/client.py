@@ -7,6 +7,7 @@ for less than a second, else its TTFT includes making one.
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import time
 from collections.abc import Callable, Mapping
@@ -23,6 +24,8 @@ from pdmux_ray.workload.requests import Ask, PlannedRequest
 
 MAX_TOKENS_UNASKED = 256  # of an ask that leaves it to the model: some servers would stop at 16 of themselves
 IDLE_S = 1.0  # servers close idle connections after 2 s or more: a race with that would look like an error of theirs
+UNCONNECTED = "the client had no connection left"  # how the error of such a request begins: no server is to blame
+_OWN_SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS, errno.ENOMEM)
 PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 
 
@@ -127,7 +130,8 @@ async def stream(
     except BrokenAnswerError as error:
         lifeline.fail(time.perf_counter(), str(error))
     except (aiohttp.ClientError, OSError, OversizeError, ValueError) as error:
-        lifeline.fail(time.perf_counter(), f"{type(error).__name__}: {error}"[:QUOTE])
+        own = f"{UNCONNECTED}: " if getattr(error, "errno", None) in _OWN_SHORTAGES else ""
+        lifeline.fail(time.perf_counter(), f"{own}{type(error).__name__}: {error}"[:QUOTE])
     return answer.exact
 
 

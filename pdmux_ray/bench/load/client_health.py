@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import gc
 import os
+import resource
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -83,8 +84,20 @@ def lateness_p99_s(lifelines: Sequence[Lifeline]) -> float:
     return quantile(late_s, 0.99) if late_s else 0.0
 
 
-def judged(late_s: float, tolerance_s: float, looked: LoopWatch) -> str | None:
-    """Why a run must not be used. None: it may."""
+def most_connections() -> None:
+    """As many open files as this process may have: each request under way is one, and the usual limit is 1,024."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def judged(late_s: float, tolerance_s: float, looked: LoopWatch, unconnected: int = 0) -> str | None:
+    """Why a run must not be used. None: it may. `unconnected`: requests for which this machine had no connection left."""
+    if unconnected:
+        return (
+            f"the client had no connection left for {unconnected} requests (files, ports or memory): raise its limits, "
+            "such as that of open files (ulimit -n), or offer less"
+        )
     troubles = []
     if late_s > tolerance_s:
         troubles.append(

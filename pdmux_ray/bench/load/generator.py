@@ -58,6 +58,7 @@ class Load:
 
 def run(coroutine: Coroutine[Any, Any, Result]) -> Result:
     """`asyncio.run`, on the best loop there is and ahead of other processes. Ctrl-C cancels the coroutine."""
+    client_health.most_connections()
     with client_health.first_in_line(), asyncio.Runner(loop_factory=_new_loop) as runner:
         return runner.run(coroutine)
 
@@ -155,9 +156,10 @@ class _Run:
         self._on_progress(len(self._lifelines), self._done, self._planned)
         lifelines = [lifeline for _, lifeline in sorted(self._lifelines, key=lambda entry: entry[0])]
         late_s = client_health.lateness_p99_s(lifelines)
+        unconnected = sum((lifeline.error or "").startswith(client.UNCONNECTED) for lifeline in lifelines)
         return Load(
             lifelines=lifelines,
-            invalid=client_health.judged(late_s, tolerance_s, looked),
+            invalid=client_health.judged(late_s, tolerance_s, looked, unconnected),
             interrupted=interrupted,
             counting="exact" if self._exact else "estimated",
             loop=type(asyncio.get_running_loop()).__module__.partition(".")[0],

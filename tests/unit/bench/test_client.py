@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import resource
 import time
 from collections.abc import Sequence
 
@@ -69,6 +71,18 @@ async def test_whatever_a_server_does_is_told(script: Script, ending: Ending, to
     assert (lifeline.ending, len(lifeline.token_s)) == (ending, tokens)
     assert error is None if lifeline.error is None else str(error) in lifeline.error
     assert lifeline.ended_s >= lifeline.sent_s
+
+
+async def test_a_client_without_files_left_does_not_blame_the_server() -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    async with ScriptedServer([Script()]).serving() as url, client.session() as session:
+        os.close(lowest := os.dup(0))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, limits[1]))
+        try:
+            lifeline = await client.send(session, Target(url, "m"), PlannedRequest(0, 0.0, Ask((0,), 2)), time.perf_counter())
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert str(lifeline.error).startswith(client.UNCONNECTED)
 
 
 async def test_a_server_that_is_not_there_is_an_error_of_the_request() -> None:

@@ -42,6 +42,10 @@ def test_lateness_is_measured_against_the_mean_gap_between_arrivals() -> None:
     assert client_health.lateness_tolerance_s([3.0]) == client_health.MIN_LATENESS_S
 
 
+def test_a_client_without_connections_left_measured_itself() -> None:
+    assert "no connection left for 3 requests" in str(client_health.judged(0.0, 0.010, watched(), 3))
+
+
 def test_lateness_is_that_of_the_requests_that_were_sent() -> None:
     lines = [Lifeline(due_s=1.0, sent_s=1.0 + late) for late in (0.0, 0.1, 0.2)]
     assert client_health.lateness_p99_s([*lines, Lifeline(due_s=9.0)]) == pytest.approx(0.198)
