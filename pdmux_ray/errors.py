@@ -54,10 +54,14 @@ class ContextLengthError(RequestError):
 
 
 class QueueFullError(RequestError):
-    """The waiting queue is full. `retry_after_s` is what the client should wait."""
+    """The waiting queue is full, or so long that the first token would come too late. `retry_after_s` is what the client should
+    wait."""
 
-    def __init__(self, waiting: int, retry_after_s: float) -> None:
-        super().__init__(f"The queue is full ({waiting} requests are waiting). Try again in {retry_after_s:.0f} s.")
+    def __init__(self, waiting: int, retry_after_s: float, first_token_s: float | None = None) -> None:
+        """`first_token_s`: in how long it is predicted, when that is too late."""
+        full = f"full ({waiting} requests are waiting)"
+        late = f"too long ({waiting} requests are waiting): the first token would come in {first_token_s or 0:.1f} s"
+        super().__init__(f"The queue is {full if first_token_s is None else late}. Try again in {retry_after_s:.0f} s.")
         self.retry_after_s = retry_after_s
 
 

@@ -13,13 +13,15 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from pdmux_ray.clock import Clock, WallClock
+from pdmux_ray.engine.admission import Admitter
 from pdmux_ray.engine.counters import Counters
+from pdmux_ray.engine.fake_runner import FakeRunner
 from pdmux_ray.engine.lane_loop import LaneLoop
 from pdmux_ray.engine.lanes import LaneScheduler, Planner
 from pdmux_ray.engine.limits import EngineLimits, with_lanes
 from pdmux_ray.engine.loop import Publish, StepLoop
 from pdmux_ray.engine.pages import PagePool
-from pdmux_ray.engine.planner import make_planner
+from pdmux_ray.engine.planner import lane_limits, make_admitter, make_planner
 from pdmux_ray.engine.request import Request
 from pdmux_ray.engine.runner import LaneRunner, Runner
 from pdmux_ray.engine.scheduler import Scheduler
@@ -56,6 +58,7 @@ class Engine:
         self._runner = runner
         self._clock = clock or WallClock()
         self._pool = PagePool(runner.pages, runner.page_size)
+        self._admitter: Admitter | None = None
         self._scheduler, self._loop = self._make_loop(publish, costs, planner)
         self._arrivals = 0
         self._thread: threading.Thread | None = None
@@ -68,9 +71,13 @@ class Engine:
             scheduler = Scheduler(limits, self._pool, Timeline(units, limits.mode))
             return scheduler, StepLoop(runner, scheduler, publish, self._clock)
         device = with_lanes(runner, limits.mode)
+        if costs is None and isinstance(device, FakeRunner):
+            costs = device.costs  # it takes what they say
+        bounds = lane_limits(limits, device)
         timeline = Timeline(device.units, limits.mode)
-        lanes = LaneScheduler(limits, self._pool, timeline, device, planner or make_planner(limits, device, costs))
-        return lanes, LaneLoop(device, lanes, publish, self._clock, costs)
+        lanes = LaneScheduler(limits, self._pool, timeline, device, planner or make_planner(bounds, costs))
+        self._admitter = make_admitter(lanes, bounds, costs, limits.multiplex)
+        return lanes, LaneLoop(device, lanes, publish, self._clock, costs, self._admitter)
 
     def start(self) -> None:
         """Starts the step loop's thread. Once."""
@@ -177,6 +184,8 @@ class Engine:
         waiting = self._loop.waiting
         if waiting >= self.limits.max_waiting:
             raise QueueFullError(waiting, self.counters.retry_after_s(waiting))
+        if self._admitter is not None:
+            self._admitter.check(request, self._loop.enqueued, self._clock.now())
         self._arrivals += 1
         request.arrival = self._arrivals
         return request

@@ -12,6 +12,7 @@ import logging
 from functools import partial
 
 from pdmux_ray.clock import Clock
+from pdmux_ray.engine.admission import Admitter
 from pdmux_ray.engine.jobs import Job
 from pdmux_ray.engine.lanes import LaneScheduler
 from pdmux_ray.engine.loop import Publish, StepLoop, device_failure
@@ -28,9 +29,16 @@ class LaneLoop(StepLoop):
     """Drives a `LaneScheduler` and a `LaneRunner`. `costs` is told what each step took, if it wants to know."""
 
     def __init__(
-        self, device: LaneRunner, lanes: LaneScheduler, publish: Publish, clock: Clock, costs: CostModel | None
+        self,
+        device: LaneRunner,
+        lanes: LaneScheduler,
+        publish: Publish,
+        clock: Clock,
+        costs: CostModel | None,
+        admitter: Admitter | None,
     ) -> None:
         super().__init__(device, lanes, publish, clock)
+        self._admitter = admitter
         self._device = device
         self._lanes = lanes
         self._costs = costs if isinstance(costs, LearningCostModel) else None
@@ -47,6 +55,8 @@ class LaneLoop(StepLoop):
         if not self._lanes.requests:
             self._collect_block()  # nobody waits for it, and nothing else will run
         self._drop_jobs()
+        if self._admitter is not None:
+            self._admitter.look()
 
     def _carry_out(self, plan: StepPlan, now: float) -> None:
         lanes = self._lanes

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from pdmux_ray.config import EngineConfig, MultiplexConfig
 from pdmux_ray.engine.runner import LaneRunner, Runner
 from pdmux_ray.errors import ConfigError
 from pdmux_ray.policy.batching import BatchLimits
-from pdmux_ray.types import ONE_PASS_MODES, Mode, ModelFacts
+from pdmux_ray.types import ONE_PASS_MODES, Mode, ModelFacts, Split
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,7 @@ def with_lanes(runner: Runner | None, mode: Mode) -> LaneRunner:
     return runner
 
 
-def _check_multiplex(settings: MultiplexConfig, mode: Mode, units: int) -> None:
+def _check_multiplex(settings: MultiplexConfig, mode: Mode, splits: Sequence[Split]) -> None:
     """Raises ConfigError."""
     if settings.policy != "slo" and mode is Mode.AUTO:
         raise ConfigError(
@@ -66,10 +67,16 @@ def _check_multiplex(settings: MultiplexConfig, mode: Mode, units: int) -> None:
             "engine.multiplex.itl_s is missing: policy slo keeps the gap between two tokens under it. Set it (seconds), or use "
             "policy fixed or sglang."
         )
-    if settings.decode_units is not None and not settings.decode_units < units:
+    if settings.admission == "refuse" and settings.ttft_s is None:
         raise ConfigError(
-            f"engine.multiplex.decode_units is {settings.decode_units}, but the device has {units} units and a prefill needs "
-            f"one of them. Use 1 to {units - 1}, or leave it out."
+            "engine.multiplex.ttft_s is missing: admission refuse turns away whose first token would come later. Set it "
+            "(seconds), or use admission queue."
+        )
+    possible = [split.decode_units for split in splits]
+    if settings.decode_units is not None and mode is not Mode.TIME_SHARED and settings.decode_units not in possible:
+        raise ConfigError(
+            f"engine.multiplex.decode_units is {settings.decode_units}, but a split of this device can give decode "
+            f"{', '.join(map(str, possible))}. Use one of them, or leave it out for half."
         )
 
 
@@ -85,7 +92,12 @@ def resolve_limits(config: EngineConfig, facts: ModelFacts, runner: Runner | Non
             "Lower it, or leave it out."
         )
     if config.mode not in ONE_PASS_MODES:
-        _check_multiplex(config.multiplex, config.mode, with_lanes(runner, config.mode).units)
+        _check_multiplex(config.multiplex, config.mode, with_lanes(runner, config.mode).splits)
+    elif config.multiplex.admission == "refuse":
+        raise ConfigError(
+            f"engine.multiplex.admission: refuse predicts, which mode {config.mode.value} does not. Use admission queue, or a "
+            "mode with lanes."
+        )
     return EngineLimits(
         context_length=config.context_length or facts.context_length,
         vocab_size=facts.vocab_size,

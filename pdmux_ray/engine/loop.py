@@ -55,6 +55,11 @@ class StepLoop:
         return len(self._inbox) + len(self._scheduler.waiting)
 
     @property
+    def enqueued(self) -> list[Request]:
+        """Who came since the last step."""
+        return list(self._inbox.values())
+
+    @property
     def step_age_s(self) -> float:
         """Seconds since the step under way began; 0 while there is none."""
         busy_since_s = self._busy_since_s

@@ -1,33 +1,53 @@
-"""Which policy plans the steps of an engine whose device has lanes."""
+"""Which policy plans the steps of an engine whose device has lanes, and which requests it takes in."""
 
 from __future__ import annotations
 
 import math
 
-from pdmux_ray.engine.fake_runner import FakeRunner
-from pdmux_ray.engine.lanes import Planner
+from pdmux_ray.config import MultiplexConfig
+from pdmux_ray.engine.admission import Admitter
+from pdmux_ray.engine.lanes import LaneScheduler, Planner
 from pdmux_ray.engine.limits import EngineLimits
 from pdmux_ray.engine.runner import LaneRunner
 from pdmux_ray.engine.sglang_table import load_rule
 from pdmux_ray.errors import ConfigError
+from pdmux_ray.policy.admission import TtftObjective
 from pdmux_ray.policy.lane_limits import FixedRule, LaneLimits, UnitRule
 from pdmux_ray.policy.multiplexing import plan_lanes
-from pdmux_ray.policy.sglang import CORES
+from pdmux_ray.policy.sglang import Grain
 from pdmux_ray.policy.views import CostModel
 from pdmux_ray.types import Mode, Split
 
 
-def make_planner(limits: EngineLimits, device: LaneRunner, costs: CostModel | None) -> Planner:
-    """`policy.multiplexing` with the limits' settings. Raises ConfigError when policy slo has no latency model."""
+def make_planner(limits: LaneLimits, costs: CostModel | None) -> Planner:
+    """`policy.multiplexing`. Raises ConfigError when policy slo has no latency model."""
+    if limits.rule is None and costs is None:
+        raise _no_profile("policy slo predicts what steps take", "use policy fixed or sglang")
+    return lambda view: plan_lanes(view, limits, costs)
+
+
+def make_admitter(
+    lanes: LaneScheduler, limits: LaneLimits, costs: CostModel | None, settings: MultiplexConfig
+) -> Admitter | None:
+    """None when whoever comes is queued. Raises ConfigError without a latency model."""
+    if settings.admission == "queue":
+        return None
+    if costs is None:
+        raise _no_profile("admission refuse predicts when a first token comes", "use admission queue")
+    assert settings.ttft_s is not None  # `resolve_limits` has seen to it
+    return Admitter(lanes, limits, costs, TtftObjective(settings.ttft_s, settings.ttft_s_per_token))
+
+
+def _no_profile(why: str, instead: str) -> ConfigError:
+    return ConfigError(
+        f"engine.multiplex.profile is missing: {why}. Run `pdmux profile CONFIG --out FILE` and name the file, or {instead}."
+    )
+
+
+def lane_limits(limits: EngineLimits, device: LaneRunner) -> LaneLimits:
+    """Raises ConfigError when a rule does not fit the device."""
     settings = limits.multiplex
-    if costs is None and isinstance(device, FakeRunner):
-        costs = device.costs  # it takes what they say
-    if settings.policy == "slo" and costs is None:
-        raise ConfigError(
-            "engine.multiplex.profile is missing: policy slo predicts what steps take. Run `pdmux profile CONFIG --out FILE` "
-            "and name the file, or use policy fixed or sglang."
-        )
-    lane_limits = LaneLimits(
+    return LaneLimits(
         mode=limits.mode,
         max_batch=limits.max_batch,
         max_prefill_tokens=limits.max_prefill_tokens,
@@ -35,7 +55,6 @@ def make_planner(limits: EngineLimits, device: LaneRunner, costs: CostModel | No
         rule=_rule(limits, device),
         chunk_tokens=limits.chunk_tokens,
     )
-    return lambda view: plan_lanes(view, lane_limits, costs)
 
 
 def _rule(limits: EngineLimits, device: LaneRunner) -> UnitRule | None:
@@ -43,13 +62,16 @@ def _rule(limits: EngineLimits, device: LaneRunner) -> UnitRule | None:
     if settings.policy == "slo":
         return None
     if settings.policy == "sglang":
-        return load_rule(settings.table, device.units, CORES)
-    return FixedRule(_fixed_split(limits.mode, device.units, settings.decode_units), settings.block_layers)
+        part = device.splits[0].decode_units if device.splits else 1  # the smallest; all are multiples of it
+        return load_rule(settings.table, device.units, Grain(part, part))
+    return FixedRule(_fixed_split(limits.mode, device, settings.decode_units), settings.block_layers)
 
 
-def _fixed_split(mode: Mode, units: int, decode_units: int | None) -> Split:
-    """`decode_units`: None for half."""
+def _fixed_split(mode: Mode, device: LaneRunner, decode_units: int | None) -> Split:
+    """`decode_units`: None for half, or the next best thing."""
+    units = device.units
     if mode is Mode.TIME_SHARED:
         return Split(units, units)
-    prefill_units = units - (decode_units or units // 2)
-    return Split(prefill_units, units if mode is Mode.CAPPED else units - prefill_units)
+    wanted = units / 2 if decode_units is None else decode_units
+    split = min(device.splits, key=lambda split: abs(split.decode_units - wanted))
+    return Split(split.prefill_units, units) if mode is Mode.CAPPED else split

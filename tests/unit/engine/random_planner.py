@@ -39,12 +39,9 @@ class RandomPlanner:
         flying = any(job.in_flight for job in jobs)
         chunks = [] if flying else self._chunks(view, gone, free - need)
         use = self._lanes(view, jobs, chunks, flying, bool(decoding))
-        if use is None:
-            decode, prefill = decoding, self._cut(chunks)
-        else:
-            decode, prefill = decoding, ()
+        decode, prefill = decoding, self._cut(chunks) if use is None else ()
         if not (decode or prefill or flying or (use and use.block)) and view.decoding and not gone:
-            decode = view.decoding[:1] if pages_to_grow(view.decoding[:1], view.page_size) <= free else []
+            decode = list(view.decoding[:1]) if pages_to_grow(view.decoding[:1], view.page_size) <= free else []
         idle = not (decode or prefill or flying or gone or (use and use.block))
         return StepPlan(
             StepReason.IDLE if idle else StepReason.LANES_BOTH,

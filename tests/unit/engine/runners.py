@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from pdmux_ray.clock import Clock
 from pdmux_ray.engine.runner import GiveUp, StepBatch, StepOutput, never
+from pdmux_ray.types import Split
 
 from .world import PAGE, VOCAB, StrictRunner
 
@@ -52,8 +53,8 @@ class LyingRunner(StrictRunner):
 class VandalRunner(StrictRunner):
     """Writes a page that nobody holds into a request's page table."""
 
-    def launch(self, batch: StepBatch, give_up: GiveUp = never) -> None:
-        super().launch(batch, give_up)
+    def launch(self, batch: StepBatch, give_up: GiveUp = never, split: Split | None = None) -> None:
+        super().launch(batch, give_up, split)
         pages = batch.prefills[0].sequence.pages
         assert isinstance(pages, list)
         pages.append(63)
@@ -80,11 +81,11 @@ class InterruptedRunner(StrictRunner):
     def __init__(self, clock: Clock) -> None:
         super().__init__(64, PAGE, 0.01, 0.1, clock, vocab_size=VOCAB)
 
-    def launch(self, batch: StepBatch, give_up: GiveUp = never) -> None:
+    def launch(self, batch: StepBatch, give_up: GiveUp = never, split: Split | None = None) -> None:
         if batch.prefills and hasattr(self, "interrupt"):
             self.interrupt()
             del self.interrupt
-        super().launch(batch, give_up)
+        super().launch(batch, give_up, split)
 
     def collect(self) -> StepOutput | None:
         output = super().collect()

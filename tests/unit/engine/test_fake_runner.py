@@ -2,10 +2,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import pytest
+
 from pdmux_ray.clock import VirtualClock
 from pdmux_ray.engine.fake_runner import FakeRunner, fake_token
 from pdmux_ray.engine.runner import PrefillSlice, StepBatch
-from pdmux_ray.types import SamplingParams
+from pdmux_ray.types import SamplingParams, Split
 
 
 @dataclass
@@ -72,3 +74,55 @@ def test_decodes_come_before_prefills_in_the_answer_and_logprobs_go_to_those_who
     assert output.logprobs[0] is None
     assert output.logprobs[1] is not None
     assert [token for token, _ in output.logprobs[1].top] == output.tokens[1:]
+
+
+LAST = 8  # layer
+
+
+def test_a_block_and_a_decode_take_their_time_together() -> None:
+    clock = VirtualClock()
+    device = runner(clock)
+    device.open_job(1, [PrefillSlice(Sequence([1, 2, 3, 4], pages=[0, 1]), 0, 4, sample=True)])
+    device.launch_block(1, LAST, Split(4, 4))
+    device.launch(StepBatch([Sequence([1], pages=[2])], []), split=Split(4, 4))
+    device.collect()
+    assert clock.now() == 2 * 0.5  # a decode on half of the units
+    assert not device.block_done()
+    device.collect_block()
+    assert clock.now() == device.block_s == 2 * (0.5 + 4 * 0.25)
+
+
+def test_what_a_job_wrote_is_garbage_to_others_until_its_last_block_was_collected() -> None:
+    device = runner(VirtualClock())
+    slices = [PrefillSlice(Sequence([1, 2], pages=[0]), 0, 2, sample=True)]
+    reader = Sequence([1, 2, 3], pages=[0, 1])
+    right = fake_token(5, [1, 2, 3], 1000)
+
+    def read() -> bool:
+        device.launch(StepBatch([reader], []), split=Split(4, 4))
+        output = device.collect()
+        assert output is not None
+        return output.tokens == [right]
+
+    device.open_job(1, slices)
+    seen = []
+    for end_layer in (3, LAST):
+        device.launch_block(1, end_layer, Split(4, 4))
+        seen.append(read())
+        output = device.collect_block()
+        seen.append(read())
+    assert seen == [False, False, False, True]
+    assert output is not None
+    assert output.tokens == [fake_token(5, [1, 2], 1000)]
+
+
+def test_a_dropped_job_is_forgotten_and_its_number_can_be_used_again() -> None:
+    device = runner(VirtualClock())
+    slices = [PrefillSlice(Sequence([1, 2], pages=[0]), 0, 2, sample=True)]
+    for _ in range(2):
+        device.open_job(1, slices)
+        device.launch_block(1, 3, Split(4, 4))
+        with pytest.raises(RuntimeError, match="in flight"):
+            device.drop_job(1)
+        assert device.collect_block() is None
+        device.drop_job(1)

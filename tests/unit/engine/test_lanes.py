@@ -17,7 +17,7 @@ from pdmux_ray.engine.lanes import LaneScheduler
 from pdmux_ray.engine.limits import EngineLimits
 from pdmux_ray.engine.runner import GiveUp, StepBatch, StepOutput, never
 from pdmux_ray.engine.timeline import PrefillBlock
-from pdmux_ray.errors import IntegrityError
+from pdmux_ray.errors import IntegrityError, QueueFullError
 from pdmux_ray.policy.decisions import Block, Chunk, LaneUse, ModeReason, StepPlan, StepReason
 from pdmux_ray.policy.views import LanesView, Piece
 from pdmux_ray.types import FinishReason, Mode, Split
@@ -396,3 +396,23 @@ def test_a_policy_sees_who_was_overtaken_and_since_when_the_mode_is_in_force(wor
     lanes = lanes_of(engine)
     assert [(job.layers_done, job.overtaken) for job in lanes.jobs] == [(4, 1), (4, 0)]
     assert (lanes.mode, lanes.mode_since_s) == (Mode.CAPPED, changed_s)
+
+
+def test_a_request_whose_first_token_would_come_too_late_is_refused_with_when_to_come_back(worlds: Worlds) -> None:
+    """Those who wait are predicted together."""
+    refuse = MultiplexConfig(itl_s=1.0, ttft_s=1.0, admission="refuse")
+    engine, log = worlds(limits(mode=Mode.SPLIT, multiplex=refuse), runner=device)
+    accepted = [request(f"r{i}", [i] * 40, max_tokens=2) for i in range(2)]
+    for new in accepted:
+        engine.submit(new)
+    with pytest.raises(QueueFullError, match=r"2 requests are waiting.*first token would come in 1\.2 s") as refused:
+        engine.submit(request("late", [9] * 40))
+    assert refused.value.retry_after_s == pytest.approx((STEP_S + 80 * TOKEN_S) + (STEP_S + 40 * TOKEN_S) - 1.0)
+    engine.step()
+    with pytest.raises(QueueFullError):
+        engine.submit(request("late", [9] * 40))
+    engine.submit(short := request("short", [9], max_tokens=2))
+    drain(engine)
+    engine.submit(again := request("late", [9] * 40, max_tokens=2))
+    drain(engine)
+    assert_right(log, engine, *accepted, short, again)
