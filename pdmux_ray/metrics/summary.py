@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from pdmux_ray.errors import ConfigError
 from pdmux_ray.metrics.goodput import DEFINITION, Goodput, RatePoint, Slo, Verdict, goodput
@@ -147,7 +147,7 @@ def read(directory: Path) -> Summary:
     """Raises ConfigError when there is none, or one that was not written by `write`."""
     path = directory / FILE_NAME
     try:
-        document: dict[str, Any] = json.loads(path.read_text())
+        document: dict[str, Any] = json.loads(path.read_text(), parse_constant=refuse_constant)
         runs = [_run(run) for run in document.pop("runs")]
         slo = Slo(**document.pop("slo"))
         return Summary(
@@ -155,10 +155,17 @@ def read(directory: Path) -> Summary:
         )
     except FileNotFoundError:
         raise ConfigError(f"{path} does not exist. Give a directory that a finished run has written.") from None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}.") from None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigError(f"{path} is not a summary of this version: {error!r}. Run the benchmark again.") from error
+
+
+def refuse_constant(name: str) -> NoReturn:
+    """For `json.loads`: NaN and infinities, which `write` never writes. Raises ValueError."""
+    raise ValueError(f"{name} is no figure")
 
 
 def _run(document: dict[str, Any]) -> RunSummary:
     stats = {name: Stats(**document[name]) for name in ("ttft_s", "itl_s", "tpot_s", "e2e_s", "send_lag_s")}
-    return RunSummary(**document | stats)
+    return RunSummary(**document | stats | {"rate": float(document["rate"])})

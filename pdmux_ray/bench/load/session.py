@@ -131,7 +131,7 @@ def read_requests(directory: Path, runs: int) -> list[list[Lifeline]]:
         for number, document in _documents(path):
             try:
                 found[document.pop("run")].append(_lifeline(document))
-            except (ValueError, KeyError, TypeError, IndexError) as error:
+            except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
                 raise ConfigError(f"{path}, line {number} is not a request of summary.json's runs: {error!r}") from None
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error}. Give a directory that a finished run has written.") from None
@@ -151,11 +151,11 @@ def read_units(directory: Path) -> list[UnitsSample]:
 
 
 def _documents(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    with path.open(encoding="utf-8") as file:
+    with path.open(encoding="utf-8", errors="replace") as file:
         for number, line in enumerate(file, 1):
             try:
-                yield number, json.loads(line)
-            except ValueError as error:
+                yield number, json.loads(line, parse_constant=summaries.refuse_constant)
+            except (ValueError, RecursionError) as error:
                 raise ConfigError(f"{path}, line {number} is not JSON: {error}") from None
 
 
@@ -186,4 +186,6 @@ def _rounded(time_s: float) -> float | None:
 def _lifeline(document: dict[str, Any]) -> Lifeline:
     fields: dict[str, Any] = {name: math.nan if document[name] is None else float(document[name]) for name in _TIMES}
     fields |= {name: document[name] for name in _PLAIN}
+    if math.isnan(fields["due_s"]) or type(fields["prompt_tokens"]) is not int:
+        raise ValueError("due_s or prompt_tokens is no number")
     return Lifeline(**fields, ending=Ending(document["ending"]), token_s=array("d", document["token_s"]))

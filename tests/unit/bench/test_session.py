@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -89,14 +90,46 @@ def test_a_run_starts_with_its_first_arrival() -> None:
     assert from_first_arrival([]) == []
 
 
-@pytest.mark.parametrize(
-    "line", ["{", "[]", "{}", '{"run": 7}', '{"run": 0, "due_s": "x"}', '{"run": 0, "due_s": 0, "sent_s": 0, "ended_s": 0}']
-)
+WRONG_LINES = [
+    "{",
+    "[]",
+    "5",
+    "[" * 100_000,
+    "\udcff",
+    "{}",
+    '{"run": 7}',
+    '{"run": 0, "due_s": "x"}',
+    '{"run": 0, "due_s": 0, "sent_s": 0, "ended_s": 0}',
+    *(
+        json.dumps({"run": 0, **dict.fromkeys(("sent_s", "ended_s", "finish_reason", "error", "asked_tokens")), **wrong})
+        for wrong in (
+            {"due_s": None, "prompt_tokens": 3, "ending": "error", "token_s": []},
+            {"due_s": 0, "prompt_tokens": "3", "ending": "error", "token_s": []},
+            {"due_s": 0, "prompt_tokens": 3, "ending": "error", "token_s": [math.nan]},
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize("line", WRONG_LINES, ids=range(len(WRONG_LINES)))
 def test_a_line_that_is_no_request_is_named(tmp_path: Path, line: str) -> None:
     session_of(tmp_path, RunRecord(1.0, [fast(0.0)]))
-    with (tmp_path / REQUESTS_FILE).open("a") as file:
+    with (tmp_path / REQUESTS_FILE).open("a", errors="surrogateescape") as file:
         file.write(line + "\n")
     with pytest.raises(ConfigError, match="line 2"):
+        Session.read("a", tmp_path)
+
+
+@pytest.mark.parametrize("rate", ["NaN", "Infinity", '"fast"', "[" * 100_000])
+def test_a_summary_with_a_figure_that_is_none_is_refused(tmp_path: Path, rate: str) -> None:
+    session_of(tmp_path, RunRecord(1.0, [fast(0.0)]))
+    path = tmp_path / "summary.json"
+    path.write_text(path.read_text().replace('"rate": 1.0', f'"rate": {rate}'))
+    with pytest.raises(ConfigError, match="not a summary"):
+        Session.read("a", tmp_path)
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(ConfigError, match="cannot be read"):
         Session.read("a", tmp_path)
 
 
