@@ -75,6 +75,8 @@ class LaneLoop(StepLoop):
             self._launch_block(use, batch)
         if batch.decodes:
             self._decode(plan, use, batch)
+        else:
+            self._lanes.counters.steps += 1  # others are counted with their tokens
         if not at_once:
             self._publish_events()
             self._launch_block(use, batch)

@@ -83,11 +83,11 @@ class LaneScheduler(Scheduler):
         job = self._land()
         if (output is not None) != (job.layers_done == self.layers):
             raise IntegrityError(f"job {job.job_id} answered {output} after {job.layers_done} of {self.layers} layers")
+        self._count_waiting(now)
         if output is None:
             if not job.wanted:
                 self._drop(job)
             return
-        self._count_waiting(now)
         answers = zip(job.slices, results_of(output, len(job.slices)), strict=True)
         kept = [(piece, result) for piece, result in answers if piece.sequence not in job.gone]
         self._remove(job)

@@ -1,63 +1,40 @@
-"""Two lanes: a prompt is computed block by block beside the decodes, and who leaves meanwhile leaves nothing behind."""
+"""Two lanes: a prompt is computed block by block beside the decodes."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
 
-from pdmux_ray.clock import Clock, VirtualClock
+from pdmux_ray.clock import VirtualClock
 from pdmux_ray.config import MultiplexConfig
-from pdmux_ray.engine.engine import Engine
 from pdmux_ray.engine.fake_runner import FakeRunner, LinearCosts, _Flight
-from pdmux_ray.engine.lanes import LaneScheduler
-from pdmux_ray.engine.limits import EngineLimits
-from pdmux_ray.engine.runner import GiveUp, StepBatch, StepOutput, never
 from pdmux_ray.engine.timeline import PrefillBlock
 from pdmux_ray.errors import IntegrityError, QueueFullError
-from pdmux_ray.policy.decisions import Block, Chunk, LaneUse, ModeReason, StepPlan, StepReason
-from pdmux_ray.policy.views import LanesView, Piece
-from pdmux_ray.types import FinishReason, Mode, Split
+from pdmux_ray.policy.decisions import Block, StepPlan
+from pdmux_ray.policy.views import Piece
+from pdmux_ray.types import Mode, Split
 
+from .lane_world import (
+    HALF,
+    LAYERS,
+    STEP_S,
+    TOKEN_S,
+    UNITS,
+    Script,
+    assert_right,
+    begin,
+    both,
+    device,
+    fixed,
+    lanes_of,
+    started,
+    use,
+)
 from .test_schedules import drain
-from .world import PAGE, VOCAB, Log, StrictRunner, Worlds, expected, limits, request
-
-STEP_S, TOKEN_S, UNITS, LAYERS = 0.01, 0.01, 8, 8
-HALF = Split(4, 4)
-
-
-def device(clock: Clock, kind: type[FakeRunner] = StrictRunner) -> FakeRunner:
-    return kind(64, PAGE, STEP_S, TOKEN_S, clock, vocab_size=VOCAB, layers=LAYERS, units=UNITS)
-
-
-def fixed(layers: int | None = 2, mode: Mode = Mode.SPLIT, ttft_s: float | None = None) -> EngineLimits:
-    """Half of the units for each lane, and blocks of so many layers."""
-    return limits(mode=mode, multiplex=MultiplexConfig(policy="fixed", block_layers=layers, ttft_s=ttft_s))
-
-
-def lanes_of(engine: Engine) -> LaneScheduler:
-    assert isinstance(engine._scheduler, LaneScheduler)
-    return engine._scheduler
-
-
-def started(worlds: Worlds, kind: type[FakeRunner] = StrictRunner, layers: int = 2) -> tuple[Engine, Log, VirtualClock]:
-    """An engine in which `reader` decodes and the first block of `long`, of four, is in flight."""
-    clock = VirtualClock()
-    engine, log = worlds(fixed(layers), runner=lambda clock: device(clock, kind), clock=clock)
-    engine.submit(request("reader", max_tokens=40))
-    while not log.tokens("reader"):
-        engine.step()
-    engine.submit(request("long", [2] * 20, max_tokens=3))
-    engine.step()
-    return engine, log, clock
-
-
-def assert_right(log: Log, engine: Engine, *names_and_requests: Any) -> None:
-    for new in names_and_requests:
-        assert (log.tokens(new.request_id), log.finish(new.request_id)) == expected(new, engine.limits)
+from .world import Worlds, expected, limits, request
 
 
 def test_decodes_go_on_while_a_prompt_is_computed_beside_them(worlds: Worlds) -> None:
@@ -111,131 +88,11 @@ def test_without_the_event_that_orders_the_lanes_the_tokens_would_be_others(
     assert (log.tokens("long") == expected(request("long", [2] * 20, max_tokens=3), engine.limits)[0]) is right
 
 
-def test_who_is_aborted_during_a_block_is_told_at_once_and_keeps_its_pages_until_the_block_has_ended(worlds: Worlds) -> None:
-    engine, log, clock = started(worlds)
-    engine.abort(["long"])
-    engine.step()
-    assert log.finish("long") is FinishReason.ABORT
-    held = 64 - engine.load().free_pages
-    assert held == 2 + 5  # the reader's, and those that the device still writes
-    while engine.load().free_pages < 62:
-        engine.step()
-        engine.check_integrity()
-        assert clock.now() < 1.0
-    engine.submit(again := request("again", [2] * 20, max_tokens=3))
+def test_steps_that_only_prefill_count_as_steps(worlds: Worlds) -> None:
+    engine, log = worlds(fixed(2), runner=device)
+    engine.submit(request("r", [1] * 20, max_tokens=1))
     drain(engine)
-    assert_right(log, engine, request("reader", max_tokens=40), again)
-
-
-def test_a_deadline_that_passes_during_a_block_ends_its_request_and_no_other(worlds: Worlds) -> None:
-    clock = VirtualClock()
-    engine, log = worlds(fixed(1), runner=device, clock=clock)
-    engine.submit(reader := request("reader", max_tokens=40))
-    while not log.tokens("reader"):
-        engine.step()
-    engine.submit(replace(request("late", [2] * 30), deadline_s=clock.now() + 0.05))
-    drain(engine)
-    assert log.error("late")[0] == "DeadlineError"
-    assert_right(log, engine, reader)
-
-
-def test_a_job_goes_on_while_one_of_its_requests_is_wanted_and_the_pages_of_the_others_are_held_until_its_end(
-    worlds: Worlds,
-) -> None:
-    engine, log = worlds(fixed(2, ttft_s=1.0), runner=device)
-    stays = request("stays", [1] * 8, max_tokens=3)
-    engine.submit(stays)
-    engine.submit(request("goes", [2] * 8))
-    engine.step()
-    engine.abort(["goes"])
-    engine.step()
-    engine.check_integrity()
-    assert [r.ttft_deadline_s for r in lanes_of(engine).jobs[0].requests] == [pytest.approx(1.0), math.inf]
-    assert engine.load().free_pages == 64 - 4
-    drain(engine)
-    assert log.finish("goes") is FinishReason.ABORT
-    assert_right(log, engine, stays)
-
-
-class BlockFails(StrictRunner):
-    """Every block fails, once it has computed."""
-
-    def collect_block(self) -> StepOutput | None:
-        flight, self._flight = self._flight, None
-        assert flight is not None
-        del self._jobs[flight.job_id]
-        raise RuntimeError("illegal memory access")
-
-
-class SecondJobFails(StrictRunner):
-    """To begin with."""
-
-    def open_job(self, job_id: int, slices: Sequence[Any]) -> None:
-        if job_id == 2:
-            raise RuntimeError("out of memory")
-        super().open_job(job_id, slices)
-
-
-class DecodeFails(StrictRunner):
-    """While a block is in flight."""
-
-    def launch(self, batch: StepBatch, give_up: GiveUp = never, split: Split | None = None) -> None:
-        if self._flight is not None:
-            raise RuntimeError("illegal instruction")
-        super().launch(batch, give_up, split)
-
-
-def test_a_block_that_fails_ends_its_requests_alone(worlds: Worlds, caplog: pytest.LogCaptureFixture) -> None:
-    clock = VirtualClock()
-    runner = device(clock)
-    engine, log = worlds(fixed(2), runner=lambda _: runner, clock=clock)
-    engine.submit(reader := request("reader", max_tokens=20))
-    while not log.tokens("reader"):
-        engine.step()
-    runner.__class__ = BlockFails
-    engine.submit(request("long", [2] * 20))
-    drain(engine)
-    assert log.error("long") == ("PdmuxError", "The device failed while it computed this request. Try again.")
-    assert "illegal memory access" in caplog.text
-    assert_right(log, engine, reader)
-    assert engine.problem() is None
-
-
-def test_a_job_that_cannot_begin_ends_its_requests_alone(worlds: Worlds) -> None:
-    engine, log, _ = started(worlds, SecondJobFails)
-    drain(engine)
-    assert log.finish("long") is FinishReason.ERROR
-    assert_right(log, engine, request("reader", max_tokens=40))
-
-
-def test_a_decode_that_fails_leaves_the_block_beside_it_alone(worlds: Worlds) -> None:
-    engine, log, _ = started(worlds, DecodeFails)
-    drain(engine)
-    assert log.finish("reader") is FinishReason.ERROR
-    assert_right(log, engine, request("long", [2] * 20, max_tokens=3))
-
-
-def test_closing_waits_for_the_block_in_flight_and_ends_everyone_once(worlds: Worlds) -> None:
-    engine, log, _ = started(worlds)
-    engine.close()
-    assert [log.finish(name) for name in ("reader", "long")] == [FinishReason.ERROR] * 2
-    assert engine.load().free_pages == 64
-
-
-def test_a_block_in_flight_that_nobody_waits_for_is_ended_and_the_engine_is_idle(worlds: Worlds) -> None:
-    engine, log, _ = started(worlds)
-    engine.abort(["reader", "long"])
-    assert not engine.step()
-    assert engine.load().free_pages == 64
-    assert [log.finish(name) for name in ("reader", "long")] == [FinishReason.ABORT] * 2
-
-
-def test_a_block_that_does_not_end_shows_as_the_age_of_the_step(worlds: Worlds) -> None:
-    engine, _, clock = started(worlds)
-    clock.sleep(31.0)
-    assert engine.load().step_age_s > 31.0
-    assert "31" in (engine.problem() or "")
-    engine.abort(["long"])
+    assert engine.load().steps == 4
 
 
 def test_the_first_token_is_due_by_the_objective_and_no_later_one_is(worlds: Worlds) -> None:
@@ -258,9 +115,6 @@ class Learner:
     prefills: list[tuple[Any, ...]] = field(default_factory=list)
     passes: list[tuple[Any, ...]] = field(default_factory=list)
     switch_s: float = 0.0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.costs, name)
 
     def decode(self, *arguments: Any) -> Any:
         return self.costs.decode(*arguments)
@@ -305,28 +159,6 @@ def test_the_timeline_has_each_block_with_its_own_end(worlds: Worlds) -> None:
     blocks = [record for record in engine.timeline.since(0) if isinstance(record, PrefillBlock) and record.tokens == 20]
     assert [(block.first_layer, block.end_layer) for block in blocks] == [(0, 2), (2, 4), (4, 6), (6, 8)]
     assert all(block.end_s - block.begin_s == pytest.approx((STEP_S + 20 * TOKEN_S) / 4 * 2) for block in blocks)
-
-
-def use(mode: Mode, split: Split, block: Block | None = None) -> LaneUse:
-    return LaneUse(mode, split, ModeReason.CONFIGURED, block)
-
-
-def begin(name: str, tokens: int, end_layer: int) -> Block:
-    return Block(None, (Chunk(name, 0, tokens),), end_layer)
-
-
-class Script:
-    """Plans that are written down, one a step; then nothing."""
-
-    def __init__(self, *plans: StepPlan) -> None:
-        self.plans = list(plans)
-
-    def __call__(self, view: LanesView) -> StepPlan:
-        return self.plans.pop(0)
-
-
-def both(*decode: str, lanes: LaneUse, preempt: tuple[str, ...] = ()) -> StepPlan:
-    return StepPlan(StepReason.LANES_BOTH, decode, preempt=preempt, lanes=lanes)
 
 
 def test_a_decode_waits_for_the_block_in_flight_only_when_it_needs_that_blocks_units(worlds: Worlds) -> None:
