@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from pdmux_ray.engine.runner import LaneRunner
     from pdmux_ray.latency.design import Limits
     from pdmux_ray.latency.profile import Profile
+
+TOO_DISTURBED = 0.1  # of the work: worth a word
 
 
 def add_profile(parser: argparse.ArgumentParser) -> None:
@@ -56,19 +59,24 @@ def _profile(runner: LaneRunner, engine: EngineConfig, model_dir: Path, out: Pat
 
     from pdmux_ray.clock import WallClock
     from pdmux_ray.latency.identity import Identified, identify
+    from pdmux_ray.latency.others import others_s
     from pdmux_ray.latency.probe import probe
-    from pdmux_ray.latency.run import run
+    from pdmux_ray.latency.run import Machine, run
     from pdmux_ray.report.progress import Progress
 
     if not isinstance(runner, Identified):
         raise ConfigError(f"device: {engine.device} does not say what it is: nothing to profile")
     identity = identify(model_dir, runner)
     with Progress(total=1.0, console=Console(stderr=True)) as progress:
-        profile, kept = run(
-            *(runner, _limits(runner, engine, model_dir), identity, partial(probe, dtype=identity.dtype)),
-            *(out.with_name(out.name + ".partial"), WallClock()),
-            lambda done, total, note: progress.update(done / total, note),
+        machine = Machine(
+            probe=partial(probe, dtype=identity.dtype),
+            others_s=others_s,
+            cores=len(os.sched_getaffinity(0)),
+            clock=WallClock(),
+            tell=lambda done, total, note: progress.update(done / total, note),
         )
+        partial_path = out.with_name(out.name + ".partial")
+        profile, kept = run(runner, _limits(runner, engine, model_dir), identity, partial_path, machine)
     profile.write(out)
     kept.remove()
     return profile
@@ -95,6 +103,11 @@ def _tell(profile: Profile, out: Path) -> None:
     from pdmux_ray.latency.profile import table
 
     print(table(profile.qualities))
+    if profile.disturbed > TOO_DISTURBED:
+        print(
+            f"\nOther programs used the cores during {profile.disturbed:.0%} of the work, also when it was measured again: "
+            "the bounds are wider than they need be. Measure once more on an idle machine."
+        )
     page = out.with_name(out.name + ".html")
     write_page(profile, page)
     print(f"\n{out}: {len(profile.points)} kinds of work in {profile.took_s:.0f} s; curves in {page}")

@@ -21,7 +21,7 @@ from pdmux_ray.latency.records import Kind, Record
 from pdmux_ray.policy.views import Piece
 from pdmux_ray.types import SamplingParams, Split
 
-FEWEST_TOKEN_IDS = 256  # any vocabulary has these
+FEWEST_TOKEN_IDS = 64  # any vocabulary has these
 WARM_UP = 2  # times of each point that do not count
 SIZING = 3  # blocks of a co-run by which the size of the others is set
 BLOCK_STEPS = 1.3  # decode steps that a block of a co-run should last

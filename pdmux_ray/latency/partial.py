@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +14,23 @@ from pdmux_ray.latency.records import Record
 from pdmux_ray.policy.views import Piece
 
 
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One measuring of a point. `others`: the share of the cores that somebody else used meanwhile."""
+
+    records: list[Record]
+    others: float
+    took_s: float
+
+
 class Partial:
     """Takes up the file at `path` if there is one. Raises ConfigError when it was begun with another identity or design."""
 
     def __init__(self, path: Path, identity: Identity, limits: Limits) -> None:
         self._path = path
         self.took_s = 0.0  # of measuring, in all runs
-        self.done: dict[int, list[Record]] = {}  # point -> its records
+        self.done: dict[int, Attempt] = {}  # point -> its calmest attempt
+        self.tries: dict[int, int] = {}  # point -> how many attempts there were
         head = json.loads(json.dumps({"identity": identity.model_dump(), "limits": asdict(limits)}))
         text = path.read_text(encoding="utf-8") if path.exists() else ""
         lines = text.splitlines()
@@ -37,20 +46,22 @@ class Partial:
         if entries[0] != head:
             raise ConfigError(f"{path} was begun with other settings of the engine: remove it to begin anew")
         for entry in entries[1:]:
-            self._take(entry["point"], [_record(values) for values in entry["records"]], entry["took_s"])
+            self._take(entry["point"], Attempt(list(map(_record, entry["records"])), entry["others"], entry["took_s"]))
 
-    def add(self, point: int, records: Sequence[Record], took_s: float) -> None:
-        line = json.dumps({"point": point, "took_s": took_s, "records": [asdict(record) for record in records]})
+    def add(self, point: int, attempt: Attempt) -> None:
         with self._path.open("a", encoding="utf-8") as file:
-            file.write(line + "\n")
-        self._take(point, list(records), took_s)
+            file.write(json.dumps({"point": point, **asdict(attempt)}) + "\n")
+        self._take(point, attempt)
 
     def remove(self) -> None:
         self._path.unlink(missing_ok=True)
 
-    def _take(self, point: int, records: list[Record], took_s: float) -> None:
-        self.done[point] = records
-        self.took_s += took_s
+    def _take(self, point: int, attempt: Attempt) -> None:
+        before = self.done.get(point)
+        if before is None or attempt.others <= before.others:
+            self.done[point] = attempt
+        self.tries[point] = self.tries.get(point, 0) + 1
+        self.took_s += attempt.took_s
 
 
 def _entry(line: str) -> dict[str, Any] | None:

@@ -74,6 +74,7 @@ class Profile(BaseModel):
     format: int
     identity: Identity
     took_s: float
+    disturbed: float  # share of the work during whose measuring other programs used the cores, too
     probe: Probe
     parameters: Parameters
     qualities: tuple[Quality, ...]

@@ -3,27 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from pdmux_ray.clock import Clock
 from pdmux_ray.engine.runner import LaneRunner
 from pdmux_ray.errors import ConfigError
-from pdmux_ray.latency.design import Limits, design
+from pdmux_ray.latency.design import Limits, Point, design
 from pdmux_ray.latency.fit import Device, estimate, fit, qualities
 from pdmux_ray.latency.identity import Identity
 from pdmux_ray.latency.measure import Bench
 from pdmux_ray.latency.model import FittedCosts
-from pdmux_ray.latency.partial import Partial
+from pdmux_ray.latency.partial import Attempt, Partial
 from pdmux_ray.latency.profile import FORMAT, MeasuredPoint, Probe, Profile
 
-Levels = Sequence[int]
-ProbeHardware = Callable[[Levels], tuple[tuple[float, ...], tuple[float, ...]]]  # bytes and operations a second
-Tell = Callable[[float, float, str], None]  # how much of how much is done, and what was measured last
+CALM = 0.05  # of the cores used by others: a point that was measured beside more is measured again
+TRIES = 3
+MOST_AGAIN_S = 180.0  # of measuring again, in all
 
 
-def run(
-    runner: LaneRunner, limits: Limits, identity: Identity, probe: ProbeHardware, partial: Path, clock: Clock, tell: Tell
-) -> tuple[Profile, Partial]:
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Where the runner runs."""
+
+    probe: Callable[[Sequence[int]], tuple[tuple[float, ...], tuple[float, ...]]]  # units -> bytes, operations a second
+    others_s: Callable[[], float]  # CPU seconds of other programs on its cores so far
+    cores: int
+    clock: Clock
+    tell: Callable[[float, float, str], None]  # how much of how much is done, and what was measured last
+
+
+def run(runner: LaneRunner, limits: Limits, identity: Identity, partial: Path, machine: Machine) -> tuple[Profile, Partial]:
     """The profile, good or not: `Profile.write` judges. Interrupted, it goes on from `partial` when it is called again.
 
     Raises ConfigError for a device that cannot be split, or when `partial` is of something else.
@@ -32,17 +42,18 @@ def run(
         raise ConfigError(f"the device has {limits.units} unit: there is nothing to share, so nothing to profile")
     kept = Partial(partial, identity, limits)
     levels = sorted({limits.units, *(s.decode_units for s in limits.splits), *(s.prefill_units for s in limits.splits)})
-    bytes_per_s, flop_per_s = probe(levels)
-    bench = Bench(runner, clock)
+    bytes_per_s, flop_per_s = machine.probe(levels)
+    bench = Bench(runner, machine.clock)
     switch_s = bench.switch_s(limits.splits[-1])
-    _measure(bench, limits, kept, clock, tell)
-    records = [record for point in sorted(kept.done) for record in kept.done[point]]
+    _measure(bench, design(limits), kept, machine)
+    records = [record for point in sorted(kept.done) for record in kept.done[point].records]
     parameters = fit(records, Device(runner.layers, limits.units, _rising(levels, bytes_per_s), switch_s))
     costs = FittedCosts(parameters)
     return Profile(
         format=FORMAT,
         identity=identity,
         took_s=kept.took_s,
+        disturbed=sum(attempt.others > CALM for attempt in kept.done.values()) / len(kept.done),
         probe=Probe(units=tuple(levels), bytes_per_s=bytes_per_s, flop_per_s=flop_per_s),
         parameters=parameters,
         qualities=tuple(qualities(records, costs)),
@@ -50,18 +61,33 @@ def run(
     ), kept
 
 
-def _measure(bench: Bench, limits: Limits, kept: Partial, clock: Clock, tell: Tell) -> None:
-    points = design(limits)
-    weights = [point.cost for point in points]
-    total = sum(weights)
-    for index, point in enumerate(points):
-        if index not in kept.done:
-            begin_s = clock.now()
-            records = bench.measure(point)
-            kept.add(index, records, clock.now() - begin_s)
-        tell(sum(weights[: index + 1]), total, point.label)
+def _measure(bench: Bench, points: Sequence[Point], kept: Partial, machine: Machine) -> None:
+    """Every point once, then those again that others disturbed: CALM or TRIES ends it, or no time is left for it."""
+    sizes = [point.cost for point in points]
+    again_s = MOST_AGAIN_S
+    for turn in range(1, TRIES + 1):
+        left = [i for i in range(len(points)) if kept.tries.get(i, 0) < turn and (turn == 1 or kept.done[i].others > CALM)]
+        size = sum(sizes[index] for index in left)
+        done = 0.0 if turn > 1 else sum(sizes) - size
+        for index in left:
+            if again_s <= 0:
+                return
+            attempt = _attempt(bench, points[index], machine)
+            kept.add(index, attempt)
+            done += sizes[index]
+            again_s -= attempt.took_s * (turn > 1)
+            note = points[index].label + (f" (again: others used {kept.done[index].others:.0%} of the cores)" * (turn > 1))
+            machine.tell(done, sum(sizes) if turn == 1 else size, note)
 
 
-def _rising(levels: Levels, rates: Sequence[float]) -> tuple[tuple[int, float], ...]:
+def _attempt(bench: Bench, point: Point, machine: Machine) -> Attempt:
+    begin_s, others_s = machine.clock.now(), machine.others_s()
+    records = bench.measure(point)
+    took_s = machine.clock.now() - begin_s
+    others = max(machine.others_s() - others_s, 0.0) / (took_s * machine.cores)
+    return Attempt(records, round(others, 4), took_s)
+
+
+def _rising(levels: Sequence[int], rates: Sequence[float]) -> tuple[tuple[int, float], ...]:
     """More units are never given less: noise in the probe must not look like contention."""
     return tuple((level, max(rates[: index + 1])) for index, level in enumerate(levels))

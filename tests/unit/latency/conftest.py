@@ -6,7 +6,7 @@ from pdmux_ray.clock import VirtualClock
 from pdmux_ray.latency.profile import Profile
 from pdmux_ray.latency.run import run
 
-from .lawful import IDENTITY, LIMITS, Law, LawfulRunner, probe
+from .lawful import IDENTITY, LIMITS, Law, LawfulRunner, machine
 
 
 @pytest.fixture(scope="session")
@@ -20,7 +20,7 @@ def profile(law: Law, tmp_path_factory: pytest.TempPathFactory) -> Profile:
     clock = VirtualClock()
     runner = LawfulRunner(law, clock)
     partial = tmp_path_factory.mktemp("profile") / "p.partial"
-    made, kept = run(runner, LIMITS, IDENTITY, probe, partial, clock, lambda done, total, note: None)
+    made, kept = run(runner, LIMITS, IDENTITY, partial, machine(clock))
     kept.remove()
     runner.close()
     return made

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from pdmux_ray.clock import VirtualClock
 from pdmux_ray.engine.runner import GiveUp, PrefillSlice, StepBatch, StepOutput, never
 from pdmux_ray.latency.design import Limits
 from pdmux_ray.latency.identity import Identity
+from pdmux_ray.latency.run import Machine
 from pdmux_ray.policy.views import Piece
 from pdmux_ray.types import Split
+
+Tell = Callable[[float, float, str], None]
 
 IDENTITY = Identity(
     model="lawful, config 0",
@@ -98,6 +101,7 @@ class LawfulRunner:
         self.layers, self.units, self.splits = law.layers, law.units, SPLITS
         self.jobs: dict[int, tuple[list[Piece], int]] = {}
         self.block_s = 0.0
+        self.slow_until_s = 0.0  # something else uses the units until then
         self.steps_left = stop_after
         self._flight: _Flight | None = None
         self._step: tuple[StepBatch, Split | None, float] | None = None
@@ -123,6 +127,8 @@ class LawfulRunner:
         else:
             beside = split.prefill_units if split and self._flight else 0
             seconds = self.law.decode_s(len(batch.decodes), context, split.decode_units if split else self.units, beside)
+        if began_s < self.slow_until_s:
+            seconds *= 1.7
         self.clock.sleep(began_s + self.law.noisy(seconds) - self.clock.now())
         return StepOutput()
 
@@ -171,5 +177,8 @@ def pieces_of(slices: Sequence[PrefillSlice]) -> list[Piece]:
     return [Piece(piece.tokens, piece.start) for piece in slices]
 
 
-def probe(levels: Sequence[int]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    return tuple(10e9 * level for level in levels), tuple(100e9 * level for level in levels)
+def machine(clock: VirtualClock, others_s: Callable[[], float] = lambda: 0.0, tell: Tell = lambda *told: None) -> Machine:
+    def probe(levels: Sequence[int]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        return tuple(10e9 * level for level in levels), tuple(100e9 * level for level in levels)
+
+    return Machine(probe, others_s, 2, clock, tell)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,11 +13,12 @@ from pdmux_ray.clock import VirtualClock
 from pdmux_ray.errors import ConfigError
 from pdmux_ray.latency.design import design
 from pdmux_ray.latency.identity import ProfileMismatchError
+from pdmux_ray.latency.others import busy_s
 from pdmux_ray.latency.profile import Profile
-from pdmux_ray.latency.run import run
+from pdmux_ray.latency.run import TRIES, run
 from pdmux_ray.policy.views import Piece
 
-from .lawful import IDENTITY, LIMITS, Law, LawfulRunner, probe
+from .lawful import IDENTITY, LIMITS, Law, LawfulRunner, machine
 
 
 @pytest.mark.parametrize(("batch", "context"), [(1, 100), (3, 2000), (7, 700), (16, 5000)])
@@ -60,13 +62,15 @@ def test_the_design_is_the_same_for_the_same_seed_and_within_the_limits() -> Non
 def test_an_interrupted_run_goes_on_where_it_was(tmp_path: Path) -> None:
     partial, clock = tmp_path / "p.partial", VirtualClock()
     with pytest.raises(KeyboardInterrupt):
-        run(LawfulRunner(Law(), clock, stop_after=800), LIMITS, IDENTITY, probe, partial, clock, lambda *told: None)
+        run(LawfulRunner(Law(), clock, stop_after=800), LIMITS, IDENTITY, partial, machine(clock))
     lines = partial.read_text().splitlines()
     partial.write_text("\n".join(lines) + '\n{"point": 3, "reco')  # killed while it wrote
     told: list[tuple[float, float, str]] = []
-    profile, kept = run(LawfulRunner(Law(), clock), LIMITS, IDENTITY, probe, partial, clock, lambda *now: told.append(now))
+    profile, kept = run(
+        LawfulRunner(Law(), clock), LIMITS, IDENTITY, partial, machine(clock, tell=lambda *now: told.append(now))
+    )
     assert 20 < len(lines) < len(design(LIMITS))
-    assert len(kept.done) == len(design(LIMITS)) == len(told)
+    assert len(kept.done) == len(design(LIMITS)) == len(told) + len(lines) - 1
     assert told[-1][0] == pytest.approx(told[-1][1])
     assert profile.took_s == pytest.approx(kept.took_s)
     resumed = [json.loads(line)["point"] for line in partial.read_text().splitlines()[len(lines) + 1 :]]
@@ -78,14 +82,46 @@ def test_an_interrupted_run_goes_on_where_it_was(tmp_path: Path) -> None:
 def test_what_another_model_left_is_not_gone_on_with(tmp_path: Path) -> None:
     partial, clock = tmp_path / "p.partial", VirtualClock()
     with pytest.raises(KeyboardInterrupt):
-        run(LawfulRunner(Law(), clock, stop_after=300), LIMITS, IDENTITY, probe, partial, clock, lambda *told: None)
+        run(LawfulRunner(Law(), clock, stop_after=300), LIMITS, IDENTITY, partial, machine(clock))
     other = IDENTITY.model_copy(update={"dtype": "float32"})
     with pytest.raises(ProfileMismatchError, match="dtype: profiled 'bfloat16', here 'float32'"):
-        run(LawfulRunner(Law(), clock), LIMITS, other, probe, partial, clock, lambda *told: None)
+        run(LawfulRunner(Law(), clock), LIMITS, other, partial, machine(clock))
 
 
 def test_a_device_with_one_unit_has_nothing_to_profile(tmp_path: Path) -> None:
     clock = VirtualClock()
     one = replace(LIMITS, units=1, splits=())
     with pytest.raises(ConfigError, match="nothing to share"):
-        run(LawfulRunner(Law(), clock), one, IDENTITY, probe, tmp_path / "p", clock, lambda *told: None)
+        run(LawfulRunner(Law(), clock), one, IDENTITY, tmp_path / "p", machine(clock))
+
+
+def test_what_others_disturbed_is_measured_again_and_the_calmer_attempt_counts(tmp_path: Path) -> None:
+    clock, partial = VirtualClock(), tmp_path / "p.partial"
+    disturbed_until_s = 10.0
+    runner = LawfulRunner(Law(noise=0.0), clock)
+    runner.slow_until_s = disturbed_until_s
+
+    def others_s() -> float:
+        return min(clock.now(), disturbed_until_s)  # half of two cores, until then
+
+    profile, kept = run(runner, LIMITS, IDENTITY, partial, machine(clock, others_s))
+    again = [point for point, tries in kept.tries.items() if tries > 1]
+    assert again
+    assert max(kept.tries.values()) == 2
+    assert profile.disturbed == 0
+    assert all(quality.p90_error < 0.25 for quality in profile.qualities)
+
+
+def test_on_a_machine_that_is_never_idle_the_tries_end_and_the_profile_says_so(tmp_path: Path) -> None:
+    clock = VirtualClock()
+    profile, kept = run(LawfulRunner(Law(), clock), LIMITS, IDENTITY, tmp_path / "p", machine(clock, clock.now))
+    assert max(kept.tries.values()) <= TRIES
+    assert profile.disturbed == 1
+    assert profile.took_s < 1000
+
+
+def test_cpu_time_of_everybody_is_that_of_the_cores_asked_for() -> None:
+    stat = "cpu  9 9 9 9 9 9 9 9 9 9\ncpu0 100 10 20 5000 7 1 2 3 0 0\ncpu1 1000 0 0 0 0 0 0 0 0 0\nintr 5\n"
+    ticks = os.sysconf("SC_CLK_TCK")
+    assert busy_s(stat, {0}) == pytest.approx(136 / ticks)
+    assert busy_s(stat, {0, 1}) == pytest.approx(1136 / ticks)
