@@ -89,7 +89,7 @@ def test_without_the_event_that_orders_the_lanes_the_tokens_would_be_others(
 
 
 def test_steps_that_only_prefill_count_as_steps(worlds: Worlds) -> None:
-    engine, log = worlds(fixed(2), runner=device)
+    engine, _ = worlds(fixed(2), runner=device)
     engine.submit(request("r", [1] * 20, max_tokens=1))
     drain(engine)
     assert engine.load().steps == 4
