@@ -74,7 +74,11 @@ class Outcome:
         if self.stopped:
             say(self.stopped)
         if measured:
-            written = self._write(directory, measured)
+            try:
+                written = self._write(directory, measured)
+            except KeyboardInterrupt:
+                say(f"interrupted before the report was whole: `pdmux bench report {directory}` builds it")
+                return 130
             console = Console()
             table.print_runs(console, [session.summary() for session in measured])
             if written:

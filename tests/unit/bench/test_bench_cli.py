@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from pdmux_ray import cli
+from pdmux_ray.bench.load import outcome
 from pdmux_ray.bench.load.offer import Terms
 from pdmux_ray.bench.load.outcome import Outcome, claim
 from pdmux_ray.bench.load.session import RunRecord, Session
@@ -145,6 +146,20 @@ def test_what_cannot_be_written_is_told_and_the_figures_are_printed_all_the_same
     assert "goodput" in told.out
     assert cli.main(["bench", "report", str(tmp_path)]) == 2
     assert "cannot be written" in capsys.readouterr().err
+
+
+def test_ctrl_c_amid_the_report_says_how_to_have_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    finished(tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr(outcome, "write_report", interrupted)
+        assert outcome.Outcome([Session.read("it", tmp_path)]).finish(tmp_path) == 130
+    assert f"`pdmux bench report {tmp_path}`" in capsys.readouterr().err
+    assert cli.main(["bench", "report", str(tmp_path)]) == 0
 
 
 def test_a_report_needs_a_finished_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
