@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -22,6 +23,7 @@ from pdmux_ray.report.series import Window
 INTERRUPTED = "interrupted"
 _COUNTING = {"exact": "counted by the server", "estimated": "estimated from the lengths of their texts"}
 SETTLE_S = 1.0  # between runs: requests that were given up leave the server
+BUSY_S = 10.0  # for which a server may refuse everything (429, 503) after a run without being taken for gone
 
 
 @dataclass(slots=True)
@@ -95,13 +97,19 @@ class Conductor:
 
 def _gone(target: Target) -> TargetError | None:
     """Why a server whose requests failed can no longer be measured. None: it can."""
-    try:
-        run_loop(checked(replace(target, dialect=None)))
-    except TargetError as error:
-        return error
-    return None
+    end_s = time.monotonic() + BUSY_S
+    while True:
+        try:
+            run_loop(checked(replace(target, dialect=None)))
+        except TargetError as error:
+            if time.monotonic() > end_s or not re.search("HTTP (429|503)", str(error)):
+                return error
+        else:
+            return None
+        time.sleep(SETTLE_S)
 
 
 def _rate(lifelines: Sequence[Lifeline]) -> float:
     """Requests a second that a closed loop came to, from the first send to the last end."""
-    return len(lifelines) / (max(lifeline.ended_s for lifeline in lifelines) - lifelines[0].due_s)
+    ends_s = [lifeline.ended_s for lifeline in lifelines if lifeline.ended_s > lifelines[0].due_s]  # NaN: hardly begun
+    return len(lifelines) / (max(ends_s) - lifelines[0].due_s) if ends_s else 0.0
