@@ -15,6 +15,8 @@ from pydantic import BaseModel, ConfigDict
 
 from pdmux_ray.errors import ConfigError
 
+MEASURE = "Measure here: pdmux profile CONFIG --out FILE"
+
 
 class ProfileMismatchError(ConfigError):
     """The profile is of something else; the message says what differs."""
@@ -60,19 +62,15 @@ def identify(model_dir: Path, runner: Identified) -> Identity:
     )
 
 
-def check(found: Identity, wanted: Identity, where: str) -> None:
-    """Raises ProfileMismatchError with each field that differs; `where` the profile lies."""
+def check(found: Identity, wanted: Identity, where: str, way_out: str = MEASURE) -> None:
+    """Raises ProfileMismatchError with each field that differs; `where` the profile lies, and what to do about it."""
     differing = [
         f"  {name}: profiled {getattr(found, name)!r}, here {getattr(wanted, name)!r}"
         for name in Identity.model_fields
         if getattr(found, name) != getattr(wanted, name)
     ]
     if differing:
-        raise ProfileMismatchError(
-            f"{where} is a profile of something else:\n"
-            + "\n".join(differing)
-            + "\nMeasure here: pdmux profile CONFIG --out FILE"
-        )
+        raise ProfileMismatchError(f"{where} is a profile of something else:\n" + "\n".join(differing) + f"\n{way_out}")
 
 
 def processor() -> str:

@@ -42,7 +42,7 @@ class Partial:
         entries = list(filter(None, map(_entry, lines)))
         if "identity" not in entries[0]:
             raise ConfigError(f"{path} is not what an interrupted profile run leaves: remove it")
-        check(Identity.model_validate(entries[0]["identity"]), identity, str(path))
+        check(Identity.model_validate(entries[0]["identity"]), identity, str(path), "Remove it to begin anew.")
         if entries[0] != head:
             raise ConfigError(f"{path} was begun with other settings of the engine: remove it to begin anew")
         for entry in entries[1:]:

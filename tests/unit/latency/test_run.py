@@ -84,7 +84,7 @@ def test_what_another_model_left_is_not_gone_on_with(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         run(LawfulRunner(Law(), clock, stop_after=300), LIMITS, IDENTITY, partial, machine(clock))
     other = IDENTITY.model_copy(update={"dtype": "float32"})
-    with pytest.raises(ProfileMismatchError, match="dtype: profiled 'bfloat16', here 'float32'"):
+    with pytest.raises(ProfileMismatchError, match=r"dtype: profiled 'bfloat16', here 'float32'\nRemove it"):
         run(LawfulRunner(Law(), clock), LIMITS, other, partial, machine(clock))
 
 
