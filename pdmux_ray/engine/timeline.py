@@ -52,7 +52,7 @@ class Step(NamedTuple):
     decodes: int  # requests
     prefill_tokens: int  # computed in the same pass
     waiting: int  # requests
-    predicted_s: float | None  # of the decodes
+    predicted_s: float | None  # of the decodes, or of the one pass
     bound_s: float | None
 
 
@@ -110,7 +110,7 @@ class Timeline:
 
     def step(self, plan: StepPlan, begin_s: float, end_s: float, waiting: int) -> None:
         use = plan.lanes
-        predicted_s, bound_s = (use.decode_s if use else None) or (None, None)
+        predicted_s, bound_s = (use.decode_s if use else plan.step_s) or (None, None)
         self._records.append(
             Step(
                 "step",

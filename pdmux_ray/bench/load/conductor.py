@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from pdmux_ray.bench.load.client import Target
@@ -13,7 +13,7 @@ from pdmux_ray.bench.load.generator import run as run_loop
 from pdmux_ray.bench.load.offer import Offer
 from pdmux_ray.bench.load.session import RunRecord, Session, from_first_arrival
 from pdmux_ray.bench.load.targets import TargetError, checked
-from pdmux_ray.bench.timeline import MARGIN_S, fetch, run_samples
+from pdmux_ray.bench.timeline import MARGIN_S, Fetched, fetch, run_samples
 from pdmux_ray.metrics.lifeline import Ending, Lifeline
 from pdmux_ray.metrics.summary import RunSummary
 from pdmux_ray.report import figures
@@ -34,6 +34,7 @@ class Conductor:
     options: Options
     progress: Progress
     closed: bool = False
+    on_timeline: Callable[[Session, Fetched, Window], None] | None = None  # of each run whose server tells its timeline
     done: float = 0.0  # runs of the whole command that are over
     _busy: bool = False  # a run may have left requests in a server
 
@@ -92,6 +93,8 @@ class Conductor:
             session.note(f"{session.name}: the units of its lanes are not shown: {error}")
             return
         if fetched is not None:
+            if self.on_timeline is not None:
+                self.on_timeline(session, fetched, window)
             session.add_units(run_samples(fetched, window.begin_s, window.end_s, len(session.records) - 1))
 
 

@@ -1,0 +1,181 @@
+"""What the dispatcher is worth: by predicted latency, by the published batch-size rule, and a fixed half for each phase.
+
+    python -m pdmux_ray.bench.ablation [--profile FILE] [--targets T,T,…] [--shares 0.4,0.55,0.7,0.85] [--out DIR]
+
+One mixed workload (chats, and every third request a long prompt with a short answer), open loop, seeded: every server gets the
+same requests at the same times, at each of the rates, which are shares of what an idle server in prefill_first carries in a
+closed loop. The table has the latencies at one of the rates, the goodput over all of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from rich.console import Console
+
+from pdmux_ray.bench import bound, settings
+from pdmux_ray.bench.cli import TOKEN_IDS
+from pdmux_ray.bench.compare_peer import MIN_OUTPUT_TOKENS, SHAPES, SLO, claim_all
+from pdmux_ray.bench.load.offer import Offer
+from pdmux_ray.bench.load.outcome import measured, say, write_report
+from pdmux_ray.bench.load.session import Session
+from pdmux_ray.bench.study import MAX_CONTEXT, Extent, Shape, Study, measured_sessions
+from pdmux_ray.errors import ConfigError, PdmuxError
+from pdmux_ray.metrics.goodput import Slo
+from pdmux_ray.metrics.summary import RunSummary, summarize_run
+from pdmux_ray.model.source import resolve
+from pdmux_ray.report import figures
+from pdmux_ray.workload.requests import Ask, Workload
+from pdmux_ray.workload.scaling import Scaling
+from pdmux_ray.workload.source import load_workload
+
+TARGETS = ("auto", "split", "sglang", "half")
+WHAT = {
+    "auto": "dispatcher, any mode",
+    "split": "dispatcher, split only",
+    "sglang": "published batch-size rule",
+    "half": "fixed half split, whole prefills",
+}
+EVERY = 3  # request of the mix is a long one
+SHARES = (0.4, 0.55, 0.7, 0.85)
+SECONDS = 15.0  # of arrivals of each run
+
+
+@dataclass(frozen=True)
+class Mixed:
+    """A `Workload`: every `EVERY`th request is one of `long`, the others of `short`, each in its own order."""
+
+    short: Workload
+    long: Workload
+
+    @property
+    def name(self) -> str:
+        return f"{self.short.name} with {self.long.name}"
+
+    @property
+    def description(self) -> Sequence[str]:
+        return [f"Every {EVERY}rd request is of {self.long.name}.", *self.short.description, *self.long.description]
+
+    def asks(self, count: int, seed: int) -> list[Ask]:
+        """Raises ConfigError when either has fewer."""
+        longs = iter(self.long.asks(count // EVERY + 1, seed))
+        shorts = iter(self.short.asks(count, seed))
+        return [next(longs if index % EVERY == EVERY - 1 else shorts) for index in range(count)]
+
+
+def mixed() -> Mixed:
+    def load(name: str) -> Workload:
+        scaling = Scaling(divide=SHAPES[name], max_context=MAX_CONTEXT, min_output_tokens=MIN_OUTPUT_TOKENS)
+        return load_workload(name, scaling=scaling, token_ids=TOKEN_IDS)
+
+    return Mixed(load("sharegpt"), load("loogle"))
+
+
+def table(sessions: Sequence[Session], rate: float) -> list[str]:
+    """In Markdown. Milliseconds, at `rate`; the goodput of all rates."""
+    lines = [
+        f"| at {figures.rate(rate)} requests/s | TTFT p50 | p99 | ITL p50 | p99 | largest gap | good | goodput, requests/s |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for session in sessions:
+        run = pooled(session, rate)
+        if run is None:
+            continue
+        times = (run.ttft_s.p50, run.ttft_s.p99, run.itl_s.p50, run.itl_s.p99, run.itl_s.max)
+        summary = session.summary()
+        low, high = summary.goodput_ci
+        goodput = f"{figures.goodput(summary)} ({figures.significant(low)} to {figures.significant(high)})"
+        words = WHAT.get(session.name, session.name)
+        lines.append(f"| {words} | {' | '.join(map(figures.ms, times))} | {figures.percent(run.good_fraction)} | {goodput} |")
+    return lines
+
+
+def pooled(session: Session, rate: float) -> RunSummary | None:
+    """All valid rounds at a rate as one run; None without any."""
+    lifelines = [one for record in session.records if record.rate == rate and not record.invalid for one in record.lifelines]
+    return summarize_run(session.name, rate, lifelines, session.terms.slo) if lifelines else None
+
+
+def parser() -> argparse.ArgumentParser:
+    """Of the command line."""
+    parser = argparse.ArgumentParser(prog="python -m pdmux_ray.bench.ablation", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--targets", default=",".join(TARGETS), metavar="T,T,…", help=f"default: {','.join(TARGETS)}")
+    text = "that `pdmux profile` has made of this machine; without it one is measured first (at most 10 minutes)"
+    parser.add_argument("--profile", type=Path, metavar="FILE", help=text)
+    shares = ",".join(f"{share:g}" for share in SHARES)
+    parser.add_argument("--shares", default=shares, metavar="S,S,…", help=f"ascending; default {shares}")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help=f"of arrivals of each run; default {SECONDS:g}")
+    parser.add_argument("--rounds", type=int, default=1, help="of each server at each rate; default 1")
+    parser.add_argument("--model", default="demo", help="Hugging Face directory that all serve; default: the demo model")
+    parser.add_argument("--out", type=Path, default=Path("ablation"), metavar="DIR", help="default: ablation")
+    parser.add_argument("--force", action="store_true", help="replace the results that DIR has")
+    parser.add_argument("--slo", default=SLO, metavar="SLO", help=f"default {SLO}: times the idle server's")
+    parser.add_argument("--seed", type=int, default=0)
+    return parser
+
+
+def make_study(args: argparse.Namespace, console: Console) -> Study:
+    """Raises ConfigError."""
+    names = settings.chosen(args.targets, None)
+    try:
+        shares = tuple(float(share) for share in args.shares.split(","))
+    except ValueError:
+        shares = ()
+    if not shares or not all(0 < share <= 2 for share in shares) or args.rounds < 1 or not args.seconds > 0:
+        raise ConfigError("--shares are numbers over 0 and at most 2, such as 0.4,0.7; --rounds and --seconds are over 0.")
+    extent = Extent(args.rounds, args.seconds, shares=tuple(sorted(shares)))
+    workload = mixed()
+    shape = Shape(workload, Offer(workload, duration_s=args.seconds, seed=args.seed), args.out)
+    command = partial(_command, args.profile)
+    deadline_s = time.monotonic() + extent.most_s(names, 1)
+    return Study(names, command, resolve(args.model), extent, [shape], args.slo, args.seed, console, deadline_s)
+
+
+def _command(profile: Path | None, name: str, slo: Slo | None) -> str:
+    return settings.command(name, profile, slo)
+
+
+def conclude(directory: Path, study: Study) -> None:
+    """Writes the report, prints the tables, which `tables.md` has, too."""
+    (shape,) = study.shapes
+    sessions = list(measured_sessions(shape, study.names))
+    if not sessions:
+        return
+    write_report(directory, sessions)
+    predictions, _ = bound.table({session.name: bound.read(session.directory) for session in sessions})
+    lines = [line for rate in shape.rates for line in (*table(sessions, rate), "")]
+    lines += ["Predictions", "", *predictions]
+    (directory / "tables.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    assert study.terms is not None
+    print(f"\n{shape.workload.name}; SLO: {figures.slo(study.terms.slo)}\n\n" + "\n".join(lines))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """0; 1 when something was not measured, 2 for a wrong argument, 130 after Ctrl-C."""
+    args, console = parser().parse_args(argv), Console(stderr=True)
+    try:
+        study = make_study(args, console)
+        claim_all([args.out, *(args.out / name for name in study.names)], args.force)
+        study.describe()
+        profile = settings.profile_for(study.names, args.profile, study.model, args.out, console)
+        study = replace(study, command=partial(_command, profile))
+    except PdmuxError as error:
+        print(f"ablation: {error}", file=sys.stderr)
+        return 2
+    with measured() as outcome:
+        study.carry_out(outcome)
+    if outcome.stopped:
+        say(outcome.stopped)
+    conclude(args.out, study)
+    whole = len(outcome.sessions) == len(study.names) and all(session.points() for session in outcome.sessions)
+    return 130 if outcome.interrupted else 0 if whole and outcome.stopped is None else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

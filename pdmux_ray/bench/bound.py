@@ -1,0 +1,179 @@
+"""How good the dispatcher's predictions were: how many steps took longer than their 99 % bound, and how far they were off.
+
+    python -m pdmux_ray.bench.bound DIR|URL…
+
+A directory is one that `scripts/compare-peer` or `python -m pdmux_ray.bench.ablation` has left, or one target's inside it; of a
+running server the steps of its last `--seconds` count. Exit code 1 when a limit is missed, or nothing was predicted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from pdmux_ray.bench.load import targets
+from pdmux_ray.bench.timeline import Fetched, fetch
+from pdmux_ray.errors import ConfigError, PdmuxError
+from pdmux_ray.metrics.lifeline import quantile
+from pdmux_ray.metrics.trace import DECODE, PREFILL, Event, events_of
+from pdmux_ray.report import figures
+
+FILE = "steps.jsonl"  # [kind, mode, predicted, bound, measured], seconds
+OVER_LIMIT = 0.02  # share of steps over their bound
+ERROR_LIMIT = 0.10  # median of |predicted - measured| / measured
+KINDS = ("decode", "block", "pass")
+
+
+class Step(NamedTuple):
+    """One measured piece of work. A kind of KINDS: a step's decodes, a block of a prefill's layers, or both in one pass."""
+
+    kind: str
+    mode: str
+    predicted_s: float | None  # None: nothing was predicted
+    bound_s: float | None
+    measured_s: float
+
+
+def steps_of(fetched: Fetched, begin_s: float) -> list[Step]:
+    """Of all instances, those that began at `begin_s` of this process' `time.perf_counter` or later."""
+    found = []
+    for name in fetched.instances:
+        for event in events_of(fetched.trace, name, "X"):
+            if event["ts"] / 1e6 + fetched.offset_s >= begin_s and (step := _step(event)) is not None:
+                found.append(step)
+    return found
+
+
+def _step(event: Event) -> Step | None:
+    """None of the second slice of a step that has two."""
+    args = event["args"]
+    block = event["tid"] == PREFILL and "job" in args
+    if event["tid"] == PREFILL and not block and args["decodes"]:
+        return None
+    one_pass = event["tid"] == PREFILL or (event["tid"] == DECODE and "prefill tokens" in args)
+    kind = "block" if block else "pass" if one_pass else "decode"
+    predicted_ms, bound_ms = args.get("predicted ms"), args.get("99 % bound ms")
+    told = predicted_ms is not None and bound_ms is not None
+    predicted_s, bound_s = (predicted_ms / 1e3, bound_ms / 1e3) if told else (None, None)
+    return Step(kind, event["cat"], predicted_s, bound_s, event["dur"] / 1e6)
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """Of at least one prediction."""
+
+    steps: int
+    over: int
+    median_error: float
+    p90_error: float
+
+    @classmethod
+    def of(cls, steps: Iterable[Step]) -> Judged | None:
+        told = [(s.predicted_s, s.bound_s, s.measured_s) for s in steps if s.predicted_s is not None and s.measured_s > 0]
+        if not told:
+            return None
+        errors = sorted(abs(predicted_s - measured_s) / measured_s for predicted_s, _, measured_s in told)
+        over = sum(bound_s is not None and measured_s > bound_s for _, bound_s, measured_s in told)
+        return cls(len(told), over, statistics.median(errors), quantile(errors, 0.9))
+
+    @property
+    def over_share(self) -> float:
+        return self.over / self.steps
+
+    @property
+    def holds(self) -> bool:
+        return self.over_share <= OVER_LIMIT and self.median_error <= ERROR_LIMIT
+
+
+def mode_shares(steps: Iterable[Step]) -> dict[str, float]:
+    """Mode -> its share of the prefill work's time: which way of sharing the device was chosen while there was a choice."""
+    seconds: dict[str, float] = {}
+    for step in steps:
+        if step.kind != "decode":
+            seconds[step.mode] = seconds.get(step.mode, 0.0) + step.measured_s
+    total_s = sum(seconds.values())
+    return {mode: of_mode / total_s for mode, of_mode in sorted(seconds.items(), key=lambda item: -item[1])} if total_s else {}
+
+
+def table(by_target: Mapping[str, Sequence[Step]]) -> tuple[list[str], bool]:
+    """Lines in Markdown, a row for each target and kind of work, the last one all together; whether that one holds."""
+    lines = ["| target | work | predicted steps | over the bound | median error | p90 error |", "|---|---|---|---|---|---|"]
+    for target, steps in by_target.items():
+        for kind in KINDS:
+            if judged := Judged.of(step for step in steps if step.kind == kind):
+                lines.append(_row(target, kind, judged))
+    whole = Judged.of(step for steps in by_target.values() for step in steps)
+    if whole is None:
+        return [*lines, "| all | | 0 | – | – | – |"], False
+    lines.append(_row("**all**", f"limits {OVER_LIMIT:.0%} and {ERROR_LIMIT:.0%}", whole))
+    return lines, whole.holds
+
+
+def _row(target: str, work: str, judged: Judged) -> str:
+    shares = (judged.over_share, judged.median_error, judged.p90_error)
+    return f"| {target} | {work} | {judged.steps:,} | " + " | ".join(f"{share:.1%}" for share in shares) + " |"
+
+
+def append(directory: Path, steps: Iterable[Step]) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    with (directory / FILE).open("a", encoding="utf-8") as file:
+        file.writelines(json.dumps([*step], separators=(",", ":")) + "\n" for step in steps)
+
+
+def read(directory: Path) -> list[Step]:
+    """None where no server told its steps. Raises ConfigError."""
+    path, found = directory / FILE, list[Step]()
+    if not path.exists():
+        return found
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        try:
+            found.append(Step(*json.loads(line)))
+        except (ValueError, TypeError) as error:
+            raise ConfigError(f"{path}, line {number} is no step: {error}") from None
+    return found
+
+
+def read_all(directory: Path) -> dict[str, list[Step]]:
+    """Target -> its steps, of this directory and all below it; a target is named by its directory. Raises ConfigError."""
+    found: dict[str, list[Step]] = {}
+    for path in sorted(directory.rglob(FILE)):
+        found.setdefault(path.parent.resolve().name, []).extend(read(path.parent))
+    return found
+
+
+def _of_server(url: str, seconds: float) -> list[Step]:
+    fetched = fetch(targets.base_url(url), seconds)
+    if fetched is None:
+        raise targets.TargetError(f"{url} tells no timeline: it is no server of pdmux-ray, or an older one.")
+    return steps_of(fetched, time.perf_counter() - seconds)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """0; 1 when a limit is missed or nothing was predicted, 2 for a wrong argument."""
+    parser = argparse.ArgumentParser(prog="python -m pdmux_ray.bench.bound", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("places", nargs="+", metavar="DIR|URL")
+    parser.add_argument("--seconds", type=float, default=600.0, help="of a running server's timeline; default 600")
+    args = parser.parse_args(argv)
+    found: dict[str, list[Step]] = {}
+    try:
+        for place in args.places:
+            told = {place: _of_server(place, args.seconds)} if targets.is_url(place) else read_all(Path(place))
+            for target, steps in told.items():
+                found.setdefault(target, []).extend(steps)
+        lines, holds = table(found)
+    except PdmuxError as error:
+        print(f"bound: {figures.printable(str(error))}", file=sys.stderr)
+        return 2
+    print("\n".join(lines))
+    return 0 if holds else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

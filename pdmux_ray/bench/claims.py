@@ -1,0 +1,95 @@
+"""What a comparison of modes must show, and what it shows. Pure but for the sessions that it reads.
+
+A goodput that held at every rate counts as that, "at least". Of one that held at none only the lowest rate is known, which it
+is below: a ratio over it is "at least", too. A ratio to the best of several is one to the largest of noisy figures, so it comes
+out a little low.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from pdmux_ray.bench.load.comparison import goodput_ratio
+from pdmux_ray.bench.load.session import Session
+from pdmux_ray.bench.settings import PEER
+from pdmux_ray.metrics.goodput import Bound
+from pdmux_ray.report import figures
+
+AUTO = "auto"
+FIXED = ("prefill_first", "chunked-256", "chunked-512", "split", "capped", "time_shared")
+LONG_IN = "loogle"
+OF_BEST = 0.97
+TIMES = 2.0
+
+
+class Verdict(Enum):
+    HOLDS = "holds"
+    OPEN = "not shown: the interval holds the limit"
+    MISSED = "missed"
+    UNKNOWN = "not measured"
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """`auto` over another target, on one shape."""
+
+    shape: str
+    over: str
+    limit: float
+    ratio: float | None
+    ci: tuple[float, float] | None = None  # 95 %
+    at_least: bool = False
+
+    @property
+    def verdict(self) -> Verdict:
+        if self.ratio is None:
+            return Verdict.UNKNOWN
+        if self.ratio >= self.limit:
+            return Verdict.HOLDS
+        reaches = self.at_least or (self.ci is not None and self.ci[1] >= self.limit)
+        return Verdict.OPEN if reaches else Verdict.MISSED
+
+    @property
+    def cells(self) -> list[str]:
+        found = figures.NONE if self.ratio is None else f"{'at least ' if self.at_least else ''}{self.ratio:.2f}"
+        interval = f"{self.ci[0]:.2f} to {self.ci[1]:.2f}" if self.ci else figures.NONE
+        return [self.shape, f"{AUTO} ≥ {self.limit:g} × {self.over}", found, interval, self.verdict.value]
+
+
+def claims(by_shape: Mapping[str, Mapping[str, Session]]) -> list[Claim]:
+    """Of all shapes that were measured: shape -> target -> what was measured of it."""
+    return [claim for shape, sessions in by_shape.items() for claim in _of_shape(shape, sessions)]
+
+
+def _of_shape(shape: str, sessions: Mapping[str, Session]) -> Iterator[Claim]:
+    fixed = [sessions[name] for name in FIXED if name in sessions and sessions[name].points()]
+    if fixed:
+        best = max(fixed, key=lambda session: session.summary().goodput_rps)
+        yield claim(shape, sessions.get(AUTO), best, OF_BEST, f"{best.name}, the best fixed mode")
+    if shape == LONG_IN:
+        for name, words in (("chunked-512", "chunked-512"), (PEER, "the peer")):
+            yield claim(shape, sessions.get(AUTO), sessions.get(name), TIMES, words)
+
+
+def claim(shape: str, auto: Session | None, other: Session | None, limit: float, over: str) -> Claim:
+    if auto is None or other is None or not auto.points() or not other.points():
+        return Claim(shape, over, limit, None)
+    ours, theirs = auto.summary(), other.summary()
+    if theirs.goodput_bound == Bound.BELOW.value:
+        if ours.goodput_bound == Bound.BELOW.value:
+            return Claim(shape, over, limit, None)
+        return Claim(shape, over, limit, ours.goodput_rps / min(p.rate_rps for p in other.points()), at_least=True)
+    found = goodput_ratio(auto, other)
+    return Claim(shape, over, limit, found.ratio, found.ci, ours.goodput_bound == Bound.AT_LEAST.value)
+
+
+def table(found: Sequence[Claim]) -> list[str]:
+    """Lines in Markdown."""
+    rows = (f"| {' | '.join(one.cells)} |" for one in found)
+    return ["| workload | what must hold | ratio | 95 % interval | |", "|---|---|---|---|---|", *rows]
+
+
+def all_hold(found: Sequence[Claim]) -> bool:
+    return bool(found) and all(one.verdict is Verdict.HOLDS for one in found)

@@ -1,0 +1,265 @@
+"""Servers under the same load, one server at a time (an idle one would still take CPU): what they carry within one SLO.
+
+    yardstick (idle: the SLO; in a closed loop: the rates) ──► each round, each server, each shape: search the rates, or all
+
+The order of the servers turns round from round to round, since a machine's speed drifts. A server that cannot be started or
+measured is noted, and the others go on.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+
+from rich.console import Console
+
+from pdmux_ray.bench import bound, grid
+from pdmux_ray.bench.cli import TOKEN_IDS
+from pdmux_ray.bench.load import targets
+from pdmux_ray.bench.load.client import Target
+from pdmux_ray.bench.load.conductor import Conductor
+from pdmux_ray.bench.load.generator import Options, closed_loop
+from pdmux_ray.bench.load.generator import run as run_loop
+from pdmux_ray.bench.load.job import SAMPLE
+from pdmux_ray.bench.load.offer import Offer, Terms
+from pdmux_ray.bench.load.outcome import Outcome, say
+from pdmux_ray.bench.load.provenance import provenance
+from pdmux_ray.bench.load.session import Session
+from pdmux_ray.bench.load.slo_text import SloText
+from pdmux_ray.bench.settings import PEER, START_S, YARDSTICK, command, served, start_s
+from pdmux_ray.bench.timeline import Fetched
+from pdmux_ray.errors import PdmuxError
+from pdmux_ray.metrics.goodput import Slo
+from pdmux_ray.report import figures
+from pdmux_ray.report.progress import Progress
+from pdmux_ray.report.series import Window
+from pdmux_ray.report.table import print_line
+from pdmux_ray.workload.requests import Workload
+
+MAX_CONTEXT = 2048
+CALIBRATION_CONCURRENCY = 8
+CALIBRATION_S = 12.0  # of a shape, for the forecast
+LEAST_SECONDS, MOST_SECONDS = 4.0, 20.0  # of arrivals of a run
+LEAST_PROBES, MOST_PROBES, USUAL_PROBES = 2, 7, 4  # rates that a search tries
+FIRST_GUESS = 0.5  # of what the yardstick carries
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """How much is measured."""
+
+    rounds: int
+    seconds: float  # of arrivals of each run
+    drain_s: float = 8.0
+    shares: Sequence[float] = ()  # the rates, as shares of what the yardstick carries; empty: they are searched
+
+    @property
+    def run_s(self) -> float:
+        """About, of one run: it seldom needs its whole drain."""
+        return self.seconds + self.drain_s / 3 + 1.0
+
+    @property
+    def probes(self) -> int:
+        return len(self.shares) or USUAL_PROBES
+
+    @classmethod
+    def within(cls, minutes: float, rounds: int, names: Sequence[str], shapes: int) -> Extent:
+        """Searches that take about so long in all, whatever is to be measured."""
+        whole = cls(rounds, 0.0)
+        left_s = minutes * 60 - START_S - shapes * CALIBRATION_S - rounds * start_s(names)
+        a_run_s = left_s / (rounds * len(names) * shapes * USUAL_PROBES) - whole.run_s
+        return cls(rounds, float(f"{min(max(a_run_s, LEAST_SECONDS), MOST_SECONDS):.2g}"))
+
+    def most_s(self, names: Sequence[str], shapes: int) -> float:
+        runs = self.rounds * len(names) * shapes * self.probes
+        return START_S + shapes * CALIBRATION_S + self.rounds * start_s(names) + runs * self.run_s
+
+
+@dataclass(slots=True)
+class Shape:
+    """One kind of work and what was measured with it."""
+
+    workload: Workload
+    offer: Offer
+    directory: Path
+    rates: list[float] = field(default_factory=list)
+    guess: int = 0  # index of a rate that the next server may hold
+    sessions: dict[str, Session] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Study:
+    """`names`: of the servers, in the order of the tables."""
+
+    names: Sequence[str]
+    command: Callable[[str, Slo], str]
+    model: Path
+    extent: Extent
+    shapes: Sequence[Shape]
+    slo: str  # as on the command line
+    seed: int
+    console: Console
+    deadline_s: float  # on time.monotonic: searches try fewer rates so that it is met
+    terms: Terms | None = None
+    _searches_left: int = 0
+    _round: int = 0
+
+    def describe(self) -> None:
+        """What will be done, and how long it takes."""
+        extent = self.extent
+        self._print(f"{len(self.names)} servers, one at a time: {', '.join(self.names)}")
+        for shape in self.shapes:
+            for line in (shape.workload.name, *(f"  {text}" for text in shape.workload.description)):
+                self._print(line)
+        how = f"{extent.probes} rates" if extent.shares else f"about {USUAL_PROBES} rates, searched"
+        minutes = extent.most_s(self.names, len(self.shapes)) / 60
+        self._print(
+            f"each on each: {how}, {extent.seconds:g} s of arrivals each, {extent.rounds} round(s); SLO {self.slo} of an idle "
+            f"{YARDSTICK}; about {minutes:.0f} minutes"
+        )
+
+    def carry_out(self, outcome: Outcome) -> None:
+        """Raises what ends it early; the sessions have what there is."""
+        searches = self.extent.rounds * len(self.names) * len(self.shapes)
+        self._searches_left = searches
+        with Progress(searches * self.extent.probes, self.console) as progress:
+            self._measure_yardstick(progress)
+            for round_index in range(self.extent.rounds):
+                self._round = round_index
+                for name in list(self.names)[:: -1 if self._round % 2 else 1]:
+                    try:
+                        self._measure(name, outcome, progress)
+                    except PdmuxError as error:
+                        outcome.stopped = f"{name} was not measured to the end: {error}"
+                        say(outcome.stopped)
+
+    def _measure_yardstick(self, progress: Progress) -> None:
+        progress.update(0.0, f"starting {YARDSTICK}, idle, to set the SLO and the rates")
+        with served(command(YARDSTICK), self.model) as target:
+            asks = [ask for shape in self.shapes for ask in shape.workload.asks(SAMPLE, self.seed)]
+            solo = run_loop(targets.measure_solo(target, targets.plan_solo(asks, TOKEN_IDS, MAX_CONTEXT)))
+            self.terms = Terms(SloText.parse(self.slo).resolve(solo))
+            self._print(f"{solo}; SLO: {figures.slo(self.terms.slo)}")
+            for shape in self.shapes:
+                offer = replace(shape.offer, requests=3 * CALIBRATION_CONCURRENCY, duration_s=None)
+                run_loop(saturate(target, replace(offer, requests=2), level=0.5))  # warms up
+                carried_rps = run_loop(saturate(target, offer, level=1.0))
+                self._set_rates(shape, carried_rps)
+
+    def _set_rates(self, shape: Shape, carried_rps: float) -> None:
+        if shares := self.extent.shares:
+            shape.rates = [float(f"{carried_rps * share:.2g}") for share in shares]
+        else:
+            shape.rates = grid.rates(carried_rps)
+            shape.guess = grid.nearest(shape.rates, FIRST_GUESS * carried_rps)
+        self._print(
+            f"{shape.workload.name}: {carried_rps:.2g} requests/s with {CALIBRATION_CONCURRENCY} at once; rates from "
+            f"{figures.rate(shape.rates[0])} to {figures.rate(shape.rates[-1])}"
+        )
+
+    def _measure(self, name: str, outcome: Outcome, progress: Progress) -> None:
+        assert self.terms is not None
+        text = self.command(name, self.terms.slo)
+        with served(text, self.model) as target:
+            for shape in self.shapes:
+                session = self._session(shape, name, text, target, outcome)
+                offer = replace(shape.offer, requests=2, duration_s=None)
+                run_loop(saturate(target, offer, level=0.5 + self._round))  # warms up
+                conductor = Conductor(shape.offer, Options(drain_s=self.extent.drain_s), progress, on_timeline=_keep_steps)
+                conductor.done = self._done
+                run = partial(self._run, conductor, session, target)
+                if self.extent.shares:
+                    for rate in shape.rates:
+                        run(rate)
+                else:
+                    self._search(shape, name, run)
+                self._searches_left -= 1
+
+    @property
+    def _done(self) -> float:
+        """Runs that are over or were not needed."""
+        searches = self.extent.rounds * len(self.names) * len(self.shapes)
+        return (searches - self._searches_left) * float(self.extent.probes)
+
+    def _search(self, shape: Shape, name: str, run: Callable[[float], bool]) -> None:
+        points = shape.sessions[name].points()
+        known = max((p.rate_rps for p in points if p.good_fraction >= self._attainment), default=None)
+        start = shape.guess if known is None else shape.rates.index(known)
+        search = grid.GridSearch(len(shape.rates), start)
+        left_s = self.deadline_s - time.monotonic() - start_s(self._names_left(name))
+        allowed = grid.probes_allowed(left_s, self._searches_left, self.extent.run_s, LEAST_PROBES, MOST_PROBES)
+        for _ in range(allowed):
+            index = search.next()
+            if index is None:
+                break
+            search.note(index, run(shape.rates[index]))
+        if search.held is not None and name != PEER:
+            shape.guess = search.held
+
+    def _names_left(self, name: str) -> Sequence[str]:
+        """That are still to be started, this one aside."""
+        order = list(self.names)[:: -1 if self._round % 2 else 1]
+        rounds_left = self.extent.rounds - self._round - 1
+        return [*order[order.index(name) + 1 :], *(list(self.names) * rounds_left)]
+
+    @property
+    def _attainment(self) -> float:
+        assert self.terms is not None
+        return self.terms.attainment
+
+    def _run(self, conductor: Conductor, session: Session, target: Target, rate: float) -> bool:
+        """Whether the rate holds, all rounds together."""
+        summary = conductor.run(session, target, rate, self._round)
+        if summary.invalid:  # something else wanted the cores; once more, with other prompts
+            conductor.done -= 1.0
+            summary = conductor.run(session, target, rate, self._round + self.extent.rounds)
+        pooled = next((point.good_fraction for point in session.points() if point.rate_rps == rate), summary.good_fraction)
+        return pooled >= self._attainment
+
+    def _session(self, shape: Shape, name: str, text: str, target: Target, outcome: Outcome) -> Session:
+        if name not in shape.sessions:
+            assert self.terms is not None
+            conditions = {
+                "url": text,
+                "model": target.model,
+                "workload": shape.workload.name,
+                "load": f"open loop, {shape.offer.arrivals} arrivals",
+                "each run": f"{self.extent.seconds:g} s of arrivals",
+                "rounds": str(self.extent.rounds),
+                "seed": str(self.seed),
+            }
+            session = Session(name, shape.directory / name, self.terms, conditions)
+            session.notes += [*shape.workload.description, *provenance()]
+            shape.sessions[name] = session
+            outcome.sessions.append(session)
+        return shape.sessions[name]
+
+    def _print(self, text: str) -> None:
+        print_line(self.console, text)
+
+
+def _keep_steps(session: Session, fetched: Fetched, window: Window) -> None:
+    bound.append(session.directory, bound.steps_of(fetched, window.begin_s))
+
+
+async def saturate(target: Target, offer: Offer, level: float) -> float:
+    """Requests a second in a closed loop. `level` only makes its prompts others than those of any run."""
+    asks = offer.asks(offer.count(level), level, -1)
+    load = await closed_loop(target, asks, CALIBRATION_CONCURRENCY, Options(), lambda sent, done, planned: None)
+    if load.interrupted:
+        raise KeyboardInterrupt
+    failed = [lifeline for lifeline in load.lifelines if not lifeline.token_s]
+    if failed:
+        raise PdmuxError(f"{target.url} failed {len(failed)} of {len(asks)} requests when it was tried: {failed[0].error}")
+    end_s = max(lifeline.ended_s for lifeline in load.lifelines)
+    return len(asks) / (end_s - load.lifelines[0].due_s)
+
+
+def measured_sessions(shape: Shape, names: Sequence[str]) -> Iterator[Session]:
+    """In the order of `names`."""
+    for name in names:
+        if name in shape.sessions and shape.sessions[name].records:
+            yield shape.sessions[name]
