@@ -103,12 +103,16 @@ class LaneLoop(StepLoop):
             return
         at_once = batch.decodes and use.mode is not Mode.TIME_SHARED
         job = self._lanes.begin_block(use, use.split.decode_units if at_once else 0, self._clock.now())
+        opened = job.layers_done > 0
         try:
-            if job.layers_done == 0:
+            if not opened:
                 self._device.open_job(job.job_id, job.slices)
+                opened = True
             self._device.launch_block(job.job_id, job.end_layer, use.split)
         except Exception as error:
             self._lanes.fail_block(device_failure(error), self._clock.now())
+            if opened:
+                self._device.drop_job(job.job_id)
 
     def _collect_block(self) -> None:
         """Waits for the block in flight, if there is one, and takes in what it computed: from now on others may read that."""

@@ -18,7 +18,7 @@ from pdmux_ray.engine.runner import LaneRunner, StepBatch, StepOutput
 from pdmux_ray.engine.scheduler import Scheduler, results_of
 from pdmux_ray.engine.timeline import Timeline
 from pdmux_ray.errors import IntegrityError, PdmuxError
-from pdmux_ray.policy.decisions import LaneUse, StepPlan
+from pdmux_ray.policy.decisions import Chunk, LaneUse, StepPlan, StepReason
 from pdmux_ray.policy.views import LanesView
 from pdmux_ray.types import Mode, Phase, Split
 
@@ -66,13 +66,12 @@ class LaneScheduler(Scheduler):
         """The job of the step's block, which counts as in flight from now on. Raises IntegrityError when it does not fit."""
         block = use.block
         assert block is not None
-        if block.job_id is None:
-            job = self._begin(block.chunks)
-        else:
-            job = next((job for job in self.jobs if job.job_id == block.job_id), None)  # type: ignore[assignment]
-        if job is None or self.in_flight is not None or not job.layers_done < block.end_layer <= self.layers:
-            where = "is not there" if job is None else f"has {job.layers_done} of {self.layers} layers"
-            raise IntegrityError(f"{block} does not fit: its job {where}; in flight: {self.in_flight}")
+        begun = None if block.job_id is None else self._find(block.job_id)
+        done = begun.layers_done if begun else 0
+        if self.in_flight is not None or not done < block.end_layer <= self.layers:
+            flying = f"job {self.in_flight.job_id}" if self.in_flight else "nothing"
+            raise IntegrityError(f"{block} does not fit: {done} of {self.layers} layers are done, and {flying} is in flight")
+        job = begun or self._begin(block.chunks)
         job.end_layer = block.end_layer
         job.flight = Flight(use, job.layers_done, beside_units, now)
         self.in_flight = job
@@ -120,10 +119,14 @@ class LaneScheduler(Scheduler):
                 raise IntegrityError(f"nobody waits for job {job.job_id}, but it was not dropped")
 
     def _decide(self) -> StepPlan:
-        return self._planner(self)
+        plan = self._planner(self)
+        block = plan.lanes.block if plan.lanes else None
+        if not (plan.decode or plan.prefill or plan.preempt or block or self.in_flight or plan.reason is StepReason.IDLE):
+            raise IntegrityError(f"{plan} does nothing, and would do so for ever")
+        return plan
 
-    def _begin(self, chunks: Iterable[object]) -> Job:
-        slices = [self._slice(chunk) for chunk in chunks]  # type: ignore[arg-type]
+    def _begin(self, chunks: Iterable[Chunk]) -> Job:
+        slices = [self._slice(chunk) for chunk in chunks]
         requests = [self.requests[piece.sequence.request_id] for piece in slices]
         if not slices or not all(piece.sample for piece in slices) or any(map(self._job_of, requests)):
             raise IntegrityError(f"{chunks} is no new job: a request is not computed to its end, or is in another job")
@@ -133,6 +136,12 @@ class LaneScheduler(Scheduler):
         job = Job(self._begun, slices, requests)
         self.jobs.append(job)
         return job
+
+    def _find(self, job_id: int) -> Job:
+        for job in self.jobs:
+            if job.job_id == job_id:
+                return job
+        raise IntegrityError(f"there is no job {job_id}: {[job.job_id for job in self.jobs]} have begun and are not done")
 
     def _land(self) -> Job:
         """The block in flight has ended."""

@@ -114,8 +114,18 @@ def test_a_block_that_fails_ends_its_requests_alone(worlds: Worlds, caplog: pyte
     assert engine.problem() is None
 
 
-def test_a_job_that_cannot_begin_ends_its_requests_alone(worlds: Worlds) -> None:
-    engine, log, _ = started(worlds, SecondJobFails)
+class SecondJobStops(StrictRunner):
+    """Half way."""
+
+    def launch_block(self, job_id: int, end_layer: int, split: Split) -> None:
+        if job_id == 2 and end_layer > 4:
+            raise RuntimeError("out of memory")
+        super().launch_block(job_id, end_layer, split)
+
+
+@pytest.mark.parametrize("kind", [SecondJobFails, SecondJobStops])
+def test_a_job_that_cannot_begin_or_go_on_ends_its_requests_alone(worlds: Worlds, kind: type[FakeRunner]) -> None:
+    engine, log, _ = started(worlds, kind)
     drain(engine)
     assert log.finish("long") is FinishReason.ERROR
     assert_right(log, engine, request("reader", max_tokens=40))

@@ -192,7 +192,8 @@ def test_a_decode_waits_for_the_block_in_flight_only_when_it_needs_that_blocks_u
     ("wrong", "why"),
     [
         (both("a", lanes=use(Mode.SPLIT, HALF), preempt=("b",)), "a block in flight writes into its pages"),
-        (both("a", lanes=use(Mode.SPLIT, HALF, Block(2, (), 2))), "in flight"),
+        (both("a", lanes=use(Mode.SPLIT, HALF, Block(2, (), 2))), "job 2 is in flight"),
+        (both("a", lanes=use(Mode.SPLIT, HALF, Block(7, (), 2))), "there is no job 7"),
     ],
 )
 def test_a_plan_that_does_not_fit_the_block_in_flight_is_a_breach(worlds: Worlds, wrong: StepPlan, why: str) -> None:
@@ -248,3 +249,18 @@ def test_a_request_whose_first_token_would_come_too_late_is_refused_with_when_to
     engine.submit(again := request("late", [9] * 40, max_tokens=2))
     drain(engine)
     assert_right(log, engine, *accepted, short, again)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        (both(lanes=use(Mode.SPLIT, HALF)), "does nothing"),
+        (both(lanes=use(Mode.SPLIT, HALF, begin("a", 3, 1))), "not computed to its end"),
+        (both(lanes=use(Mode.SPLIT, HALF, begin("a", 4, LAYERS + 1))), "0 of 8 layers are done"),
+    ],
+)
+def test_a_plan_that_does_not_fit_the_requests_is_a_breach(worlds: Worlds, wrong: StepPlan, why: str) -> None:
+    engine, _ = worlds(limits(mode=Mode.AUTO), runner=device, planner=Script(wrong))
+    engine.submit(request("a", [1] * 4))
+    with pytest.raises(IntegrityError, match=why):
+        engine.step()

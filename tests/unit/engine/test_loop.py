@@ -9,6 +9,7 @@ import time
 import pytest
 
 from pdmux_ray.clock import Clock, VirtualClock, WallClock
+from pdmux_ray.config import MultiplexConfig
 from pdmux_ray.engine.engine import Engine
 from pdmux_ray.engine.limits import EngineLimits
 from pdmux_ray.engine.runner import Runner
@@ -31,9 +32,10 @@ def fast(clock: Clock) -> Runner:
     return StrictRunner(24, PAGE, 0.0, 0.0, clock, vocab_size=VOCAB)
 
 
-@pytest.mark.parametrize("mode", ONE_PASS_MODES)
+@pytest.mark.parametrize("mode", [*ONE_PASS_MODES, Mode.SPLIT, Mode.TIME_SHARED])
 def test_many_threads_can_submit_and_abort_while_the_loop_runs(worlds: Worlds, mode: Mode) -> None:
-    engine, log = worlds(limits(mode=mode, max_waiting=20), runner=fast, clock=WallClock())
+    multiplex = MultiplexConfig(policy="fixed", block_layers=3)
+    engine, log = worlds(limits(mode=mode, max_waiting=20, multiplex=multiplex), runner=fast, clock=WallClock())
     engine.start()
     sent: list[NewRequest] = []
 
