@@ -134,7 +134,7 @@ class LaneRunner(Runner, Protocol):
 
     def launch_block(self, job_id: int, end_layer: int, split: Split) -> None:
         """Starts the job's layers up to `end_layer` on the split's prefill units and returns at once. No other block may be
-        in flight. The block that reaches the last layer also samples. When it raises, nothing was launched and the job rests."""
+        in flight. The block that reaches the last layer also samples. When it raises, the job rests."""
 
     def block_done(self) -> bool:
         """Whether the block in flight has been computed; True while there is none. Never waits."""

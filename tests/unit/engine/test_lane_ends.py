@@ -124,7 +124,7 @@ class SecondJobStops(StrictRunner):
 
 
 @pytest.mark.parametrize("kind", [SecondJobFails, SecondJobStops])
-def test_a_job_that_cannot_begin_or_go_on_ends_its_requests_alone(worlds: Worlds, kind: type[FakeRunner]) -> None:
+def test_a_job_that_cannot_begin_or_go_on_ends_its_requests_alone(worlds: Worlds, kind: type[StrictRunner]) -> None:
     engine, log, _ = started(worlds, kind)
     drain(engine)
     assert log.finish("long") is FinishReason.ERROR
