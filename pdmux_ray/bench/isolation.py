@@ -202,8 +202,8 @@ def measure(
                         run_loop(repetition(target, prompts, number, gaps))
                         progress.update(place * args.repeats + number + 1, f"{name}: repetition {number + 1}")
             except PdmuxError as error:
-                failures.append(f"{name}: {error}")
-                print_line(console, failures[-1])
+                print_line(console, f"{name}: {error}")
+                failures.append(f"{name}: {str(error).strip().splitlines()[-1]}")
             if gaps.ttft_s:
                 found[name] = gaps
     return found, failures
@@ -261,7 +261,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("\n".join(table(found)))
         print(f"\nlimits for {' and '.join(JUDGED)}: largest ≤ {LARGEST_LIMIT:g}×, p99 ≤ {P99_LIMIT:g}× the median alone")
         for failure in failures:
-            print(f"not measured: {failure.splitlines()[0]}")
+            print(f"not measured: {failure}")
         return 0 if not failures and all(found[name].holds for name in JUDGED if name in found) else 1
     return 130
 

@@ -31,6 +31,7 @@ YARDSTICK = "prefill_first"  # its latencies when idle make the objectives, and 
 START_S = 20.0  # for forecasts: a server's start and end
 PEER_START_S = 60.0
 PROFILE_S = 600.0
+LEAST_TTFT_S = 0.001  # a line through measured TTFTs may begin at 0, which no configuration takes
 
 # Name -> keys of `engine.` that it sets.
 ONE_PASS = {
@@ -75,7 +76,8 @@ def command(name: str, profile: Path | None = None, slo: Slo | None = None, peer
     if name not in ONE_PASS and profile is not None:
         settings.append(f"multiplex.profile={profile.resolve()}")
     if name in BY_PROFILE and slo is not None:
-        limits = {"itl_s": slo.itl_s, "ttft_s": slo.ttft_s, "ttft_s_per_token": slo.ttft_s_per_token}
+        ttft_s = None if slo.ttft_s is None else max(slo.ttft_s, LEAST_TTFT_S)
+        limits = {"itl_s": slo.itl_s, "ttft_s": ttft_s, "ttft_s_per_token": slo.ttft_s_per_token}
         settings += [f"multiplex.{key}={value:.6f}" for key, value in limits.items() if value is not None]
     for setting in settings:
         words += ["--set", f"engine.{setting}"]

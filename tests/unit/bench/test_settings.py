@@ -1,0 +1,60 @@
+"""What each compared server is started with."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+import yaml
+
+from pdmux_ray.bench import compare_peer, settings
+from pdmux_ray.bench.ablation import EVERY, mixed
+from pdmux_ray.bench.study import LEAST_SECONDS, Extent
+from pdmux_ray.config import load_serve_config
+from pdmux_ray.errors import ConfigError
+from pdmux_ray.metrics.goodput import Slo
+from pdmux_ray.types import Mode
+
+SLO = Slo(ttft_s=0.0, ttft_s_per_token=0.002, itl_s=0.03)
+
+
+@pytest.mark.parametrize("name", settings.NAMES)
+def test_every_target_is_a_valid_configuration(name: str, tmp_path: Path) -> None:
+    words = shlex.split(settings.command(name, tmp_path / "profile.json", SLO).format(model="m", port=1))
+    overrides = [words[index + 1] for index, word in enumerate(words) if word == "--set"]
+    _, config = load_serve_config(settings.CONFIG, overrides)
+    assert config.model == "m"
+    assert config.engine.mode is Mode(yaml.safe_load(settings.command(name).split("engine.mode=")[1].split()[0]))
+    if name in settings.BY_PROFILE:
+        assert (config.engine.multiplex.itl_s, config.engine.multiplex.ttft_s) == (0.03, settings.LEAST_TTFT_S)
+    assert (config.engine.multiplex.profile is None) is (name in settings.ONE_PASS)
+
+
+def test_targets_are_checked_before_anything_starts() -> None:
+    assert settings.chosen("auto,split,auto", None) == ["auto", "split"]
+    with pytest.raises(ConfigError, match="no target 'fast'"):
+        settings.chosen("auto,fast", None)
+    with pytest.raises(ConfigError, match="--peer"):
+        settings.chosen("auto,peer", None)
+
+
+def test_a_comparison_fits_into_its_minutes() -> None:
+    names = ["prefill_first", "chunked-512", "split", "time_shared", "auto"]
+    extent = Extent.within(25.0, 1, names, 4)
+    assert extent.seconds > 8.0
+    assert extent.most_s(names, 4) <= 25 * 60 * 1.01
+    assert Extent.within(1.0, 1, names, 4).seconds == LEAST_SECONDS
+
+
+def test_a_wrong_target_ends_the_command_with_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert compare_peer.main(["--targets", "fast", "--out", str(tmp_path)]) == 2
+    assert "no target 'fast'" in capsys.readouterr().err
+
+
+def test_every_third_request_of_the_mix_is_a_long_prompt_with_a_short_answer() -> None:
+    asks = mixed().asks(60, 0)
+    assert asks == mixed().asks(90, 0)[:60]
+    longs = asks[EVERY - 1 :: EVERY]
+    shorts = [ask for index, ask in enumerate(asks) if index % EVERY != EVERY - 1]
+    assert min(len(ask.prompt) for ask in longs) > sum(len(ask.prompt) for ask in shorts) / len(shorts)
