@@ -168,6 +168,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except PdmuxError as error:
         print(f"ablation: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        return 130
     with measured() as outcome:
         study.carry_out(outcome)
     if outcome.stopped:
@@ -178,4 +180,5 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    settings.end_in_order()
     sys.exit(main())

@@ -166,6 +166,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except PdmuxError as error:
         print(f"scripts/compare-peer: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        return 130
     with measured() as outcome:
         study.carry_out(outcome)
     if outcome.stopped:
@@ -177,4 +179,5 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    settings.end_in_order()
     sys.exit(main())

@@ -23,7 +23,7 @@ from pdmux_ray.engine.engine import Engine
 from pdmux_ray.engine.fake_runner import FakeRunner
 from pdmux_ray.engine.limits import EngineLimits
 from pdmux_ray.engine.runner import GiveUp, StepBatch, StepOutput, never
-from pdmux_ray.types import Mode, NewRequest, SamplingParams, TokenEvent
+from pdmux_ray.types import Mode, NewRequest, SamplingParams, Split, TokenEvent
 
 _BATCHES = (1, 16, 64, 256)
 _SINKS = 4
@@ -35,9 +35,9 @@ class _TimedRunner(FakeRunner):
 
     spent_s = 0.0
 
-    def launch(self, batch: StepBatch, give_up: GiveUp = never) -> None:
+    def launch(self, batch: StepBatch, give_up: GiveUp = never, split: Split | None = None) -> None:
         start_s = time.thread_time()
-        super().launch(batch, give_up)
+        super().launch(batch, give_up, split)
         self.spent_s += time.thread_time() - start_s
 
     def collect(self) -> StepOutput | None:

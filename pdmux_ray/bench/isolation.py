@@ -267,4 +267,5 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    settings.end_in_order()
     sys.exit(main())

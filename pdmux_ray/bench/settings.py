@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -55,6 +56,11 @@ def chosen(text: str, peer: str | None, others: Sequence[str] = NAMES) -> list[s
     if PEER in names and not peer:
         raise ConfigError("the target 'peer' needs --peer COMMAND.")
     return names
+
+
+def end_in_order() -> None:
+    """SIGTERM ends the command as Ctrl-C does: the servers that it has started must not outlive it."""
+    signal.signal(signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT))
 
 
 def needs_profile(names: Sequence[str]) -> bool:
