@@ -148,18 +148,26 @@ def _prefill_rest(lane: LaneModel, record: Record) -> float:
 def _beside(
     lane: LaneModel, records: Sequence[Record], device: Device, rest_s: Callable[[LaneModel, Record], float]
 ) -> LaneModel:
-    """The lane with the contention that explains the co-runs best. The demand is searched for, the rest solved for."""
-    if not records:
+    """The lane with the contention that explains the co-runs best. The demand is searched for, the rest solved for.
+
+    Each pair of (units, units beside) counts once, with the median over its times: lanes that share a unit take turns on it, so
+    single times lie far apart.
+    """
+    ratios: dict[tuple[int, int], list[float]] = defaultdict(list)
+    for record in records:
+        expected_s = rest_s(lane, record)
+        ratios[record.units, record.beside] += [max(took_s - lane.fixed_s, 1e-9) / expected_s for took_s in record.times_s]
+    if not ratios:
         return lane
-    ratios = np.array([max(record.median_s - lane.fixed_s, 1e-9) / rest_s(lane, record) for record in records])
-    both = np.array([max(record.units + record.beside - device.units, 0) / record.units for record in records])
+    medians = np.array([percentile(times, 50) for times in ratios.values()])
+    both = np.array([max(units + beside - device.units, 0) / units for units, beside in ratios])
     more = np.column_stack([both == 0, both > 0, both]).astype(float)  # neighbour, shared, share
     found: list[tuple[float, float, Floats]] = []
     for demand in map(float, DEMANDS):
-        bandwidth = np.array([bandwidth_stretch(device.bandwidth, device.units, r.units, r.beside, demand) for r in records])
-        weight = bandwidth / ratios
+        bandwidth = np.array([bandwidth_stretch(device.bandwidth, device.units, *pair, demand) for pair in ratios])
+        weight = bandwidth / medians
         extra = nnls(more * weight[:, None], 1.0 - weight)
-        found.append((float(np.sum((weight * (1.0 + more @ extra) - 1.0) ** 2)), demand, extra))
+        found.append((round(float(np.sum((weight * (1.0 + more @ extra) - 1.0) ** 2)), 9), demand, extra))
     _, demand, (neighbour, shared, share) = min(found, key=lambda one: one[:2])
     return replace(lane, beside=Contention(demand, float(neighbour), float(shared), float(share)))
 

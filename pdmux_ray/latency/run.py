@@ -46,6 +46,7 @@ def run(runner: LaneRunner, limits: Limits, identity: Identity, partial: Path, m
     bench = Bench(runner, machine.clock)
     switch_s = bench.switch_s(limits.splits[-1])
     _measure(bench, design(limits), kept, machine)
+    machine.tell(1.0, 1.0, "fitting")
     records = [record for point in sorted(kept.done) for record in kept.done[point].records]
     parameters = fit(records, Device(runner.layers, limits.units, _rising(levels, bytes_per_s), switch_s))
     costs = FittedCosts(parameters)
@@ -62,22 +63,25 @@ def run(runner: LaneRunner, limits: Limits, identity: Identity, partial: Path, m
 
 
 def _measure(bench: Bench, points: Sequence[Point], kept: Partial, machine: Machine) -> None:
-    """Every point once, then those again that others disturbed: CALM or TRIES ends it, or no time is left for it."""
-    sizes = [point.cost for point in points]
+    """Every point once, then those again that others disturbed: until all are calm, TRIES are over, or MOST_AGAIN_S."""
+    done = sum(point.cost for index, point in enumerate(points) if index in kept.done)
     again_s = MOST_AGAIN_S
     for turn in range(1, TRIES + 1):
-        left = [i for i in range(len(points)) if kept.tries.get(i, 0) < turn and (turn == 1 or kept.done[i].others > CALM)]
-        size = sum(sizes[index] for index in left)
-        done = 0.0 if turn > 1 else sum(sizes) - size
-        for index in left:
+        for index in [i for i in range(len(points)) if kept.tries.get(i, 0) < turn and _disturbed(kept, i)]:
             if again_s <= 0:
                 return
             attempt = _attempt(bench, points[index], machine)
             kept.add(index, attempt)
-            done += sizes[index]
+            done += points[index].cost
             again_s -= attempt.took_s * (turn > 1)
-            note = points[index].label + (f" (again: others used {kept.done[index].others:.0%} of the cores)" * (turn > 1))
-            machine.tell(done, sum(sizes) if turn == 1 else size, note)
+            note = points[index].label + f" (again: others used {attempt.others:.0%} of the cores)" * (turn > 1)
+            left = sum(p.cost for i, p in enumerate(points) if kept.tries.get(i, 0) < TRIES and _disturbed(kept, i))
+            machine.tell(done, done + left, note)
+
+
+def _disturbed(kept: Partial, point: int) -> bool:
+    """Others used too much of the cores, also while it was measured in the calmest attempt. Or there was none."""
+    return point not in kept.done or kept.done[point].others > CALM
 
 
 def _attempt(bench: Bench, point: Point, machine: Machine) -> Attempt:

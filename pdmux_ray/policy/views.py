@@ -94,7 +94,10 @@ class Estimate(NamedTuple):
 
 
 class CostModel(Protocol):
-    """The measured latency model of (model, device), as policies use it. No more units are ever slower; every answer > 0."""
+    """The measured latency model of (model, device), as policies use it. Every answer > 0.
+
+    No more units are ever slower beside the same lane, among splits that are disjoint and among those that overlap.
+    """
 
     @property
     def switch_s(self) -> float:
