@@ -1,4 +1,4 @@
-"""Which work is measured: grids to fit on, random points to calibrate on and to judge by. Pure: one seed, one design."""
+"""Which work is measured: a grid, and random points, half of which only judge. Pure: one seed, one design."""
 
 from __future__ import annotations
 

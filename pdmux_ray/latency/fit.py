@@ -29,6 +29,7 @@ from pdmux_ray.latency.nonneg import Floats, falling_nnls, nnls
 from pdmux_ray.latency.records import Kind, Quality, Record, percentile, select
 
 COVERAGE = 0.99  # of a bound
+FOLDS = 5
 DEMANDS = np.linspace(0.0, 2.0, 201)  # that are tried
 
 Bandwidth = tuple[tuple[int, float], ...]
@@ -49,19 +50,38 @@ class Device:
 
 
 def fit(records: Sequence[Record], device: Device) -> Parameters:
-    """Uses the records to fit and to calibrate. Raises TooFewSamplesError, or ValueError when a kind of work has no record."""
+    """Of all records but those to test. Raises TooFewSamplesError, or ValueError when a kind of work has no record.
+
+    The quantiles are cross-conformal (Vovk 2015): each record is compared with a model that was fitted without it and without
+    all records of the same work, so that every record calibrates, and not only a few kinds of work.
+    """
+    known = [record for record in records if record.role != "test"]
+    places = {work: place for place, work in enumerate(sorted({_work(record) for record in known}))}
+    residuals: list[tuple[Record, float]] = []
+    for fold in range(FOLDS):
+        left_out = [record for record in known if places[_work(record)] % FOLDS == fold]
+        costs = FittedCosts(_terms([record for record in known if places[_work(record)] % FOLDS != fold], device))
+        residuals += [(record, predicted_s(costs, record)) for record in left_out]
+    return replace(_terms(known, device), guards=_guards(residuals))
+
+
+def _work(record: Record) -> tuple[object, ...]:
+    return record.kind, record.units, record.beside, record.batch, record.context_tokens, record.pieces
+
+
+def _terms(records: Sequence[Record], device: Device) -> Parameters:
+    """Without guards."""
     decode, prefill = _fit_decode(records, device), _fit_prefill(records)
-    bare = Parameters(
+    return Parameters(
         layers=device.layers,
         units=device.units,
         switch_s=device.switch_s,
         bandwidth=device.bandwidth,
-        decode=_beside(decode, select(records, "decode", "fit", alone=False), device, _decode_rest),
-        prefill=_beside(prefill, select(records, "prefill", "fit", alone=False), device, _prefill_rest),
-        mixed=_fit_mixed(select(records, "mixed", "fit")),
+        decode=_beside(decode, select(records, "decode", alone=False), device, _decode_rest),
+        prefill=_beside(prefill, select(records, "prefill", alone=False), device, _prefill_rest),
+        mixed=_fit_mixed(select(records, "mixed")),
         guards={kind: (1.0,) * (len(SIZES_S) + 1) for kind in ("decode", "prefill", "mixed")},
     )
-    return replace(bare, guards=_guards([r for r in records if r.role == "calibrate"], FittedCosts(bare)))
 
 
 def predicted_s(costs: FittedCosts, record: Record) -> float:
@@ -78,7 +98,7 @@ def estimate(costs: FittedCosts, record: Record) -> tuple[float, float]:
 
 
 def _fit_decode(records: Sequence[Record], device: Device) -> LaneModel:
-    solo = select(records, "decode", "fit", alone=True)
+    solo = select(records, "decode", alone=True)
     levels, level_of, targets = _levels(solo, "decode")
     rows = np.array([decode_row(r.batch, r.context_tokens) for r in solo])
     terms, _ = falling_nnls(levels, level_of, rows, np.zeros((len(solo), 0)), targets)
@@ -98,7 +118,7 @@ def _fixed(levels: Sequence[int], constant: Floats, device: Device) -> float:
 
 
 def _fit_prefill(records: Sequence[Record]) -> LaneModel:
-    solo = select(records, "prefill", "fit", alone=True)
+    solo = select(records, "prefill", alone=True)
     levels, level_of, targets = _levels(solo, "prefill")
     rows = np.array([prefill_row(r.pieces, r.layers, r.last) for r in solo])
     terms, (launch_s,) = falling_nnls(levels, level_of, rows, np.ones((len(solo), 1)), targets)
@@ -181,12 +201,14 @@ def quantile(ratios: Sequence[float], coverage: float = COVERAGE) -> float | Non
     return sorted(ratios)[rank - 1] if rank <= len(ratios) else None
 
 
-def _guards(records: Sequence[Record], costs: FittedCosts) -> dict[str, tuple[float, ...]]:
-    """Quantiles of measured / predicted for each part and size; from the part, then from the kind, where a cell has too few."""
+def _guards(residuals: Sequence[tuple[Record, float]]) -> dict[str, tuple[float, ...]]:
+    """Quantiles of measured / predicted (given with each record) for each part and size.
+
+    Where a cell has too few, they are the part's, then the kind's.
+    """
     kinds: dict[str, list[float]] = defaultdict(list)
     parts: dict[tuple[Kind, int, int], list[list[float]]] = defaultdict(lambda: [[] for _ in range(len(SIZES_S) + 1)])
-    for record in records:
-        expected_s = predicted_s(costs, record)
+    for record, expected_s in residuals:
         ratios = [took_s / expected_s for took_s in record.times_s]
         kinds[record.kind] += ratios
         parts[record.kind, record.units, record.beside][size_of(expected_s)] += ratios

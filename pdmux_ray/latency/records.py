@@ -9,7 +9,7 @@ from typing import Literal
 
 from pdmux_ray.policy.views import Piece
 
-Role = Literal["fit", "calibrate", "test"]  # terms are fitted on the first, quantiles on the second; the third judges both
+Role = Literal["fit", "calibrate", "test"]  # a grid, random work, and random work that only judges the model
 Kind = Literal["decode", "prefill", "mixed"]
 PERCENTILES = (10, 50, 90, 99)
 

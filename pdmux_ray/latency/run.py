@@ -45,7 +45,7 @@ def run(runner: LaneRunner, limits: Limits, identity: Identity, partial: Path, m
     bytes_per_s, flop_per_s = machine.probe(levels)
     bench = Bench(runner, machine.clock)
     switch_s = bench.switch_s(limits.splits[-1])
-    _measure(bench, design(limits), kept, machine)
+    measure_all(bench, design(limits), kept, machine)
     machine.tell(1.0, 1.0, "fitting")
     records = [record for point in sorted(kept.done) for record in kept.done[point].records]
     parameters = fit(records, Device(runner.layers, limits.units, _rising(levels, bytes_per_s), switch_s))
@@ -62,7 +62,7 @@ def run(runner: LaneRunner, limits: Limits, identity: Identity, partial: Path, m
     ), kept
 
 
-def _measure(bench: Bench, points: Sequence[Point], kept: Partial, machine: Machine) -> None:
+def measure_all(bench: Bench, points: Sequence[Point], kept: Partial, machine: Machine) -> None:
     """Every point once, then those again that others disturbed: until all are calm, TRIES are over, or MOST_AGAIN_S."""
     done = sum(point.cost for index, point in enumerate(points) if index in kept.done)
     again_s = MOST_AGAIN_S

@@ -13,9 +13,11 @@ from pdmux_ray.clock import VirtualClock
 from pdmux_ray.errors import ConfigError
 from pdmux_ray.latency.design import design
 from pdmux_ray.latency.identity import ProfileMismatchError
+from pdmux_ray.latency.measure import Bench
 from pdmux_ray.latency.others import busy_s
+from pdmux_ray.latency.partial import Partial
 from pdmux_ray.latency.profile import Profile
-from pdmux_ray.latency.run import TRIES, run
+from pdmux_ray.latency.run import TRIES, measure_all, run
 from pdmux_ray.policy.views import Piece
 
 from .lawful import IDENTITY, LIMITS, Law, LawfulRunner, machine
@@ -96,28 +98,25 @@ def test_a_device_with_one_unit_has_nothing_to_profile(tmp_path: Path) -> None:
 
 
 def test_what_others_disturbed_is_measured_again_and_the_calmer_attempt_counts(tmp_path: Path) -> None:
-    clock, partial = VirtualClock(), tmp_path / "p.partial"
-    disturbed_until_s = 10.0
-    runner = LawfulRunner(Law(noise=0.0), clock)
-    runner.slow_until_s = disturbed_until_s
-
-    def others_s() -> float:
-        return min(clock.now(), disturbed_until_s)  # half of two cores, until then
-
-    profile, kept = run(runner, LIMITS, IDENTITY, partial, machine(clock, others_s))
-    again = [point for point, tries in kept.tries.items() if tries > 1]
-    assert again
-    assert max(kept.tries.values()) == 2
-    assert profile.disturbed == 0
-    assert all(quality.p90_error < 0.25 for quality in profile.qualities)
+    clock, quiet_from_s = VirtualClock(), 10.0
+    runner, points = LawfulRunner(Law(noise=0.0), clock), design(LIMITS)[:60]
+    runner.slow_until_s = quiet_from_s
+    kept = Partial(tmp_path / "p.partial", IDENTITY, LIMITS)
+    measure_all(Bench(runner, clock), points, kept, machine(clock, lambda: min(clock.now(), quiet_from_s)))
+    twice = list(kept.tries.values()).count(2)
+    assert 3 < twice < len(points)
+    assert [kept.tries[point] for point in range(len(points))] == [2] * twice + [1] * (len(points) - twice)
+    assert all(attempt.others < 0.05 for attempt in kept.done.values())
+    again = Partial(tmp_path / "p.partial", IDENTITY, LIMITS)
+    assert (again.done, again.tries) == (kept.done, kept.tries)
 
 
-def test_on_a_machine_that_is_never_idle_the_tries_end_and_the_profile_says_so(tmp_path: Path) -> None:
-    clock = VirtualClock()
-    profile, kept = run(LawfulRunner(Law(), clock), LIMITS, IDENTITY, tmp_path / "p", machine(clock, clock.now))
-    assert max(kept.tries.values()) <= TRIES
-    assert profile.disturbed == 1
-    assert profile.took_s < 1000
+def test_on_a_machine_that_is_never_idle_the_tries_end(tmp_path: Path) -> None:
+    clock, points = VirtualClock(), design(LIMITS)[:12]
+    kept = Partial(tmp_path / "p.partial", IDENTITY, LIMITS)
+    measure_all(Bench(LawfulRunner(Law(), clock), clock), points, kept, machine(clock, clock.now))
+    assert set(kept.tries.values()) == {TRIES}
+    assert all(attempt.others == pytest.approx(0.5) for attempt in kept.done.values())
 
 
 def test_cpu_time_of_everybody_is_that_of_the_cores_asked_for() -> None:
