@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 STEP = 1.12  # from one rate of the grid to the next
-BELOW, ABOVE = 0.12, 1.4  # of the rate that makes the grid: its ends, about
+BELOW, ABOVE = 0.05, 1.3  # of the rate that makes the grid: its ends, about
 
 
 def rates(carried_rps: float) -> list[float]:

@@ -44,7 +44,7 @@ CALIBRATION_CONCURRENCY = 8
 CALIBRATION_S = 12.0  # of a shape, for the forecast
 LEAST_SECONDS, MOST_SECONDS = 4.0, 20.0  # of arrivals of a run
 LEAST_PROBES, MOST_PROBES, USUAL_PROBES = 2, 7, 4  # rates that a search tries
-FIRST_GUESS = 0.5  # of what the yardstick carries
+FIRST_GUESS = 0.35  # of what the yardstick carries
 
 
 @dataclass(frozen=True, slots=True)

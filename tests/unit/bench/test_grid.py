@@ -36,7 +36,7 @@ def test_a_good_guess_costs_two_runs_and_a_far_one_a_few_more() -> None:
 def test_the_grid_ascends_in_equal_steps_around_what_is_carried() -> None:
     found = rates(5.0)
     assert found[0] < 1.0
-    assert found[-1] > 6.0
+    assert found[-1] > 5.5
     assert all(1.1 < after / before < 1.14 for before, after in pairwise(found))
     assert found[nearest(found, 2.5)] == min(found, key=lambda rate: abs(rate - 2.5))
 
