@@ -24,7 +24,7 @@ from pdmux_ray.types import SamplingParams
 
 
 @dataclass
-class _Sequence:
+class BenchSequence:
     request_id: str
     tokens: list[int]
     prompt_tokens: int
@@ -33,19 +33,19 @@ class _Sequence:
     stop_ids: frozenset[int] = frozenset()
 
 
-class _Bench:
+class RunnerBench:
     def __init__(self, runner: Runner, vocab_size: int, params: SamplingParams) -> None:
         self._runner, self._vocab_size, self._params = runner, vocab_size, params
         self._rng = random.Random(0)
 
-    def sequences(self, count: int, tokens: int, room: int) -> list[_Sequence]:
-        """Random prompts with own pages for `room` tokens more. The pages are handed out from 0 on each call."""
+    def sequences(self, count: int, tokens: int, room: int, first_page: int = 0) -> list[BenchSequence]:
+        """Random prompts with own pages for `room` tokens more. The pages are handed out from `first_page` on each call."""
         pages = -(-(tokens + room) // self._runner.page_size)
-        if count * pages > self._runner.pages:
+        if first_page + count * pages > self._runner.pages:
             raise SystemExit(f"{count} x {tokens} tokens do not fit the KV pool; raise --kv-cache-gib")
-        owned = [range(index * pages, (index + 1) * pages) for index in range(count)]
+        owned = [range(first_page + index * pages, first_page + (index + 1) * pages) for index in range(count)]
         prompts = [[self._rng.randrange(self._vocab_size) for _ in range(tokens)] for _ in range(count)]
-        return [_Sequence(f"r{i}", prompts[i], tokens, owned[i], self._params) for i in range(count)]
+        return [BenchSequence(f"r{i}", prompts[i], tokens, owned[i], self._params) for i in range(count)]
 
     def step_s(self, batch: StepBatch) -> float:
         """Seconds of one step; its tokens are appended to their requests."""
@@ -55,7 +55,7 @@ class _Bench:
         took = time.perf_counter() - started
         assert output is not None
         for sequence, token in zip([*batch.decodes, *(p.sequence for p in batch.prefills)], output.tokens, strict=True):
-            assert isinstance(sequence, _Sequence)
+            assert isinstance(sequence, BenchSequence)
             sequence.tokens.append(token)
         return took
 
@@ -102,7 +102,7 @@ def _measure(dtype: str, directory: Path, args: argparse.Namespace) -> None:
 
     from pdmux_ray.model.config import DecoderConfig
 
-    bench = _Bench(runner, DecoderConfig.from_pretrained(directory).vocab_size, params)
+    bench = RunnerBench(runner, DecoderConfig.from_pretrained(directory).vocab_size, params)
 
     def report(name: str, measure: Callable[[], list[float]]) -> None:
         print(f"measuring {dtype}: {name} ...", end="\r", file=sys.stderr, flush=True)
