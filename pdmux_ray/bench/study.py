@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -103,6 +104,7 @@ class Study:
     seed: int
     console: Console
     deadline_s: float  # on time.monotonic: searches try fewer rates so that it is met
+    serve: Callable[[str, Path], AbstractContextManager[Target]] = served
     terms: Terms | None = None
     _searches_left: int = 0
     _round: int = 0
@@ -138,7 +140,7 @@ class Study:
 
     def _measure_yardstick(self, progress: Progress) -> None:
         progress.update(0.0, f"starting {YARDSTICK}, idle, to set the SLO and the rates")
-        with served(command(YARDSTICK), self.model) as target:
+        with self.serve(command(YARDSTICK), self.model) as target:
             asks = [ask for shape in self.shapes for ask in shape.workload.asks(SAMPLE, self.seed)]
             solo = run_loop(targets.measure_solo(target, targets.plan_solo(asks, TOKEN_IDS, MAX_CONTEXT)))
             self.terms = Terms(SloText.parse(self.slo).resolve(solo))
@@ -163,7 +165,7 @@ class Study:
     def _measure(self, name: str, outcome: Outcome, progress: Progress) -> None:
         assert self.terms is not None
         text = self.command(name, self.terms.slo)
-        with served(text, self.model) as target:
+        with self.serve(text, self.model) as target:
             for shape in self.shapes:
                 session = self._session(shape, name, text, target, outcome)
                 offer = replace(shape.offer, requests=2, duration_s=None)

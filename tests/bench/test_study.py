@@ -1,0 +1,74 @@
+"""Studies of several servers, with scripted ones in the place of those that would be started."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from pdmux_ray.bench import ablation, compare_peer
+from pdmux_ray.bench.cli import TOKEN_IDS
+from pdmux_ray.bench.load.client import Target
+from pdmux_ray.bench.load.offer import Offer
+from pdmux_ray.bench.load.outcome import measured
+from pdmux_ray.bench.scripted_server import MODEL, Script, in_own_process
+from pdmux_ray.bench.study import Extent, Shape, Study
+from pdmux_ray.errors import PdmuxError
+from pdmux_ray.workload.source import load_workload
+
+pytestmark = pytest.mark.bench
+
+QUICK = Script(first_s=0.03, gap_s=0.01)
+SCRIPTS = {"auto": QUICK, "split": Script(first_s=0.5, gap_s=0.01)}  # whose TTFT always misses
+
+
+@contextmanager
+def serve(command: str, model: Path) -> Iterator[Target]:
+    """A command is a name here, or the yardstick's."""
+    if command == "half":
+        raise PdmuxError("it does not start")
+    with in_own_process([SCRIPTS.get(command, QUICK)]) as server:
+        yield Target(server.url, MODEL)
+
+
+def study(directory: Path, names: list[str], extent: Extent) -> Study:
+    workload = load_workload("fixed:20,8", token_ids=TOKEN_IDS)
+    shape = Shape(workload, Offer(workload, duration_s=extent.seconds), directory)
+    deadline_s = time.monotonic() + 60
+    return Study(
+        names, lambda name, slo: name, directory, extent, [shape], "ttft=8x,itl=8x", 0, Console(stderr=True), deadline_s, serve
+    )
+
+
+def test_a_search_finds_who_holds_the_grid_and_who_holds_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    searched = study(tmp_path, ["split", "auto"], Extent(1, 0.3, drain_s=1.0))
+    with measured() as outcome:
+        searched.carry_out(outcome)
+    assert outcome.stopped is None
+    (shape,) = searched.shapes
+    bounds = {name: session.summary().goodput_bound for name, session in shape.sessions.items()}
+    assert bounds == {"auto": "at_least", "split": "below"}
+    assert len(shape.sessions["auto"].records) > 1
+    assert compare_peer.conclude_all(tmp_path, searched) is False  # nobody told how good the predictions were
+    tables = (tmp_path / "tables.md").read_text()
+    assert "split, the best fixed mode | at least" in tables
+    assert tables.strip() in capsys.readouterr().out
+
+
+def test_a_server_that_does_not_start_is_named_and_the_others_are_measured_at_the_same_rates(tmp_path: Path) -> None:
+    ladder = study(tmp_path, ["half", "auto", "split"], Extent(1, 0.4, drain_s=1.0, shares=(0.2, 0.4)))
+    with measured() as outcome:
+        ladder.carry_out(outcome)
+    assert outcome.stopped is not None
+    assert "half" in outcome.stopped
+    (shape,) = ladder.shapes
+    sent = {name: [one.due_s for r in s.records for one in r.lifelines] for name, s in shape.sessions.items()}
+    assert sent["auto"] == pytest.approx(sent["split"], abs=1e-5)
+    assert [record.rate for record in shape.sessions["auto"].records] == shape.rates
+    ablation.conclude(tmp_path, ladder)
+    rows = [line for line in (tmp_path / "tables.md").read_text().splitlines() if "dispatcher" in line]
+    assert len(rows) == 4  # two servers at two rates
