@@ -77,8 +77,8 @@ def _profile(runner: LaneRunner, engine: EngineConfig, model_dir: Path, out: Pat
         )
         partial_path = out.with_name(out.name + ".partial")
         profile, kept = run(runner, _limits(runner, engine, model_dir), identity, partial_path, machine)
+    kept.remove()  # a run that was not interrupted: to go on from it would give the same again
     profile.write(out)
-    kept.remove()
     return profile
 
 

@@ -58,7 +58,10 @@ class Figures:
 
 
 class CorrectedCosts:
-    """A `CostModel` and `LearningCostModel` over a fitted one. Owner: the step loop's thread; `figures` is for any."""
+    """A `LearningCostModel` over a fitted one. Owner: the step loop's thread; `figures` is for any.
+
+    Each cell follows what was measured, so for a while more units may be predicted to be slower: then they were.
+    """
 
     def __init__(self, base: FittedCosts) -> None:
         self._base = base

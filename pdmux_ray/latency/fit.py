@@ -204,20 +204,25 @@ def quantile(ratios: Sequence[float], coverage: float = COVERAGE) -> float | Non
 def _guards(residuals: Sequence[tuple[Record, float]]) -> dict[str, tuple[float, ...]]:
     """Quantiles of measured / predicted (given with each record) for each part and size.
 
-    Where a cell has too few, they are the part's, then the kind's.
+    Where a cell has too few, they are the part's, then the kind's. Times of the same work are alike, so that they say less than
+    their number: the log of a part's quantiles is widened by one over the root of how many kinds of work it has.
     """
     kinds: dict[str, list[float]] = defaultdict(list)
     parts: dict[tuple[Kind, int, int], list[list[float]]] = defaultdict(lambda: [[] for _ in range(len(SIZES_S) + 1)])
+    works: dict[tuple[Kind, int, int], set[object]] = defaultdict(set)
     for record, expected_s in residuals:
         ratios = [took_s / expected_s for took_s in record.times_s]
+        part = (record.kind, record.units, record.beside)
         kinds[record.kind] += ratios
-        parts[record.kind, record.units, record.beside][size_of(expected_s)] += ratios
+        parts[part][size_of(expected_s)] += ratios
+        works[part].add(_work(record))
     pooled = {kind: _of_kind(kind, kinds[kind]) for kind in ("decode", "prefill", "mixed")}
-    guards = {kind: (factor,) * (len(SIZES_S) + 1) for kind, factor in pooled.items()}
-    for (kind, units, beside), sizes in parts.items():
-        every = quantile([ratio for ratios in sizes for ratio in ratios]) or pooled[kind]
-        guards[part_of(kind, units, beside)] = tuple(quantile(ratios) or max([every, *ratios]) for ratios in sizes)
-    return {name: tuple(max(factor, 1.0) for factor in factors) for name, factors in guards.items()}
+    guards = {kind: (max(factor, 1.0),) * (len(SIZES_S) + 1) for kind, factor in pooled.items()}
+    for part, sizes in parts.items():
+        every = quantile([ratio for ratios in sizes for ratio in ratios]) or pooled[part[0]]
+        factors = [max(quantile(ratios) or max([every, *ratios]), 1.0) for ratios in sizes]
+        guards[part_of(*part)] = tuple(factor ** (1 + len(works[part]) ** -0.5) for factor in factors)
+    return guards
 
 
 def _of_kind(kind: str, ratios: Sequence[float]) -> float:
