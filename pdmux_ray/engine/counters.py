@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from pdmux_ray.policy.decisions import StepReason
+from pdmux_ray.policy.decisions import ModeReason, StepReason
 from pdmux_ray.types import FinishReason
 
 _MIN_RETRY_S, _MAX_RETRY_S = 1.0, 60.0
@@ -19,6 +19,9 @@ class Counters:
     steps_by_reason: dict[StepReason, int] = field(  # launched: completed, given up or failed
         default_factory=lambda: {reason: 0 for reason in StepReason if reason is not StepReason.IDLE}
     )
+    modes_by_reason: dict[ModeReason, int] = field(
+        default_factory=lambda: dict.fromkeys(ModeReason, 0)
+    )  # of steps with a choice
     preemptions: int = 0
     prefill_tokens: int = 0  # computed by prefill slices, recomputation after preemptions included
     prefix_hit_tokens: int = 0  # not computed because the prefix cache had them
@@ -33,6 +36,7 @@ class Counters:
         """For the metrics, as JSON has it: a counter's name -> its total, or its totals by the value of its label `reason`."""
         return {
             "pdmux_steps_total": {reason.value: count for reason, count in self.steps_by_reason.items()},
+            "pdmux_mode_choices_total": {reason.value: count for reason, count in self.modes_by_reason.items()},
             "pdmux_engine_finished_total": {reason.value: count for reason, count in self.finished.items()},
             "pdmux_prefill_tokens_total": self.prefill_tokens,
             "pdmux_prefix_hit_tokens_total": self.prefix_hit_tokens,

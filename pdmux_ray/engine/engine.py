@@ -76,7 +76,7 @@ class Engine:
         bounds = lane_limits(limits, device)
         timeline = Timeline(device.units, limits.mode)
         lanes = LaneScheduler(limits, self._pool, timeline, device, planner or make_planner(bounds, costs))
-        self._admitter = make_admitter(lanes, bounds, costs, limits.multiplex)
+        self._admitter = make_admitter(lanes, limits, bounds, costs)
         return lanes, LaneLoop(device, lanes, publish, self._clock, costs, self._admitter)
 
     def start(self) -> None:
@@ -105,7 +105,7 @@ class Engine:
             page_size=self._pool.page_size,
             prefix_cache=self.limits.prefix_cache,
             now=now,
-            ttft_s=self.limits.ttft_s(len(new.prompt)),
+            ttft_s=self.limits.ttft_objective.of(len(new.prompt)),
         )
         self._loop.submit(lambda: self._admit(request))
 

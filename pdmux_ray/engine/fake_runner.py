@@ -14,10 +14,12 @@ from dataclasses import dataclass
 
 from pdmux_ray.clock import Clock
 from pdmux_ray.engine.runner import GiveUp, PrefillSlice, SequenceView, StepBatch, StepOutput, never
-from pdmux_ray.policy.views import CostModel, Estimate, Piece
+from pdmux_ray.policy.fake_costs import FakeCosts
+from pdmux_ray.policy.views import CostModel, Piece
 from pdmux_ray.types import SamplingParams, Split, TokenLogprobs
 
 _MASK = 2**61 - 1
+_LEAST_S = 1e-9  # a prediction is positive
 _BLOCK_S = 0.02  # how often a step with prefills asks whether to give up
 
 
@@ -38,30 +40,22 @@ def fake_token(seed: int, tokens: Sequence[int], vocab_size: int) -> int:
     return _token(kv, seed, vocab_size)
 
 
-@dataclass(frozen=True, slots=True)
-class LinearCosts:
-    """A `CostModel`: `step_s` for any step and `prefill_s_per_token` for a prefill token in all layers, on the whole device; on
-    half of it both take twice as long. Lanes do not disturb each other, and predictions are exact."""
-
-    step_s: float
-    prefill_s_per_token: float
-    layers: int
-    units: int
-    switch_s: float = 0.0
-
-    def decode(self, batch: int, context_tokens: int, units: int, prefill_units: int) -> Estimate:
-        return self._estimate(self.step_s, units)
-
-    def prefill(self, pieces: Sequence[Piece], layers: int, units: int, decode_units: int) -> Estimate:
-        tokens = sum(piece.new_tokens for piece in pieces)
-        return self._estimate((self.step_s + tokens * self.prefill_s_per_token) * layers / self.layers, units)
-
-    def mixed(self, batch: int, context_tokens: int, pieces: Sequence[Piece], units: int) -> Estimate:
-        return self._estimate(self.step_s + sum(piece.new_tokens for piece in pieces) * self.prefill_s_per_token, units)
-
-    def _estimate(self, whole_device_s: float, units: int) -> Estimate:
-        seconds = whole_device_s * self.units / units
-        return Estimate(seconds, seconds)
+def linear_costs(step_s: float, prefill_s_per_token: float, layers: int, units: int) -> FakeCosts:
+    """`step_s` for any step and `prefill_s_per_token` for a prefill token in all layers, on the whole device; on half of it
+    both take twice as long. Lanes disturb each other only where they share units, and predictions are exact."""
+    return FakeCosts(
+        units,
+        layers,
+        fixed_s=0.0,
+        weights_s=max(step_s, _LEAST_S),
+        request_s=0.0,
+        context_s=0.0,
+        token_s=prefill_s_per_token,
+        pair_s=0.0,
+        contention=0.0,
+        guard=1.0,
+        switch_s=0.0,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +92,7 @@ class _Flight:
 
 class FakeRunner:
     """A `LaneRunner`. A step in one pass takes `step_s` plus `prefill_s_per_token` for each prefill token, counted from its
-    launch; with lanes `costs` says what their parts take (None: `LinearCosts` of these two)."""
+    launch; with lanes `costs` says what their parts take (None: `linear_costs` of these two)."""
 
     def __init__(
         self,
@@ -119,7 +113,7 @@ class FakeRunner:
         self.layers = layers
         self.units = units
         self.splits = [Split(units - decode_units, decode_units) for decode_units in range(1, units)]
-        self.costs: CostModel = costs or LinearCosts(step_s, prefill_s_per_token, layers, units)
+        self.costs: CostModel = costs or linear_costs(step_s, prefill_s_per_token, layers, units)
         self.block_s = 0.0
         self._step_s = step_s
         self._prefill_s_per_token = prefill_s_per_token

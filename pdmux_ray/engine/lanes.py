@@ -60,6 +60,9 @@ class LaneScheduler(Scheduler):
         if mode is not self.mode:
             self.mode, self.mode_since_s = mode, now
         self.split = use.split if use else Split(self.units, self.units)
+        why = use.why if use else plan.why
+        if why is not None:
+            self.counters.modes_by_reason[why] += 1
         return super().apply(plan, now)
 
     def begin_block(self, use: LaneUse, beside_units: int, now: float) -> Job:

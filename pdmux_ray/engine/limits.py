@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pdmux_ray.config import EngineConfig, MultiplexConfig
 from pdmux_ray.engine.runner import LaneRunner, Runner
 from pdmux_ray.errors import ConfigError
+from pdmux_ray.policy.admission import TtftObjective
 from pdmux_ray.policy.batching import BatchLimits
 from pdmux_ray.types import ONE_PASS_MODES, Mode, ModelFacts, Split
 
@@ -33,10 +34,11 @@ class EngineLimits:
     def has_lanes(self) -> bool:
         return self.mode not in ONE_PASS_MODES
 
-    def ttft_s(self, prompt_tokens: int) -> float:
-        """How soon such a prompt's first token is due; infinite without an objective."""
-        objectives = self.multiplex
-        return math.inf if objectives.ttft_s is None else objectives.ttft_s + objectives.ttft_s_per_token * prompt_tokens
+    @property
+    def ttft_objective(self) -> TtftObjective:
+        """Infinite when none is configured."""
+        ttft_s = self.multiplex.ttft_s
+        return TtftObjective(math.inf if ttft_s is None else ttft_s, self.multiplex.ttft_s_per_token)
 
     def batch_limits(self) -> BatchLimits:
         return BatchLimits(self.mode, self.chunk_tokens, self.max_prefill_tokens, self.max_batch)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import math
 
-from pdmux_ray.config import MultiplexConfig
 from pdmux_ray.engine.admission import Admitter
 from pdmux_ray.engine.lanes import LaneScheduler, Planner
 from pdmux_ray.engine.limits import EngineLimits
 from pdmux_ray.engine.runner import LaneRunner
 from pdmux_ray.engine.sglang_table import load_rule
 from pdmux_ray.errors import ConfigError
-from pdmux_ray.policy.admission import TtftObjective
 from pdmux_ray.policy.lane_limits import FixedRule, LaneLimits, UnitRule
 from pdmux_ray.policy.multiplexing import plan_lanes
 from pdmux_ray.policy.sglang import Grain
@@ -26,16 +24,13 @@ def make_planner(limits: LaneLimits, costs: CostModel | None) -> Planner:
     return lambda view: plan_lanes(view, limits, costs)
 
 
-def make_admitter(
-    lanes: LaneScheduler, limits: LaneLimits, costs: CostModel | None, settings: MultiplexConfig
-) -> Admitter | None:
+def make_admitter(lanes: LaneScheduler, limits: EngineLimits, bounds: LaneLimits, costs: CostModel | None) -> Admitter | None:
     """None when whoever comes is queued. Raises ConfigError without a latency model."""
-    if settings.admission == "queue":
+    if limits.multiplex.admission == "queue":
         return None
     if costs is None:
         raise _no_profile("admission refuse predicts when a first token comes", "use admission queue")
-    assert settings.ttft_s is not None  # `resolve_limits` has seen to it
-    return Admitter(lanes, limits, costs, TtftObjective(settings.ttft_s, settings.ttft_s_per_token))
+    return Admitter(lanes, bounds, costs, limits.ttft_objective)
 
 
 def _no_profile(why: str, instead: str) -> ConfigError:
@@ -53,7 +48,6 @@ def lane_limits(limits: EngineLimits, device: LaneRunner) -> LaneLimits:
         max_prefill_tokens=limits.max_prefill_tokens,
         itl_s=math.inf if settings.itl_s is None else settings.itl_s,
         rule=_rule(limits, device),
-        chunk_tokens=limits.chunk_tokens,
     )
 
 

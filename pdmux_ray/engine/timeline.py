@@ -22,9 +22,7 @@ from pdmux_ray.policy.decisions import LaneUse, StepPlan
 from pdmux_ray.types import ONE_PASS_MODES, Mode
 
 KEPT = 32_768  # records: minutes of steps of 20 ms, about 10 MB
-PAGE = (
-    1_024  # records that `since` answers at most: to write them as JSON takes about 3 ms, for which the instance's rest waits
-)
+PAGE = 1_024  # records that `since` answers at most: written as JSON in about 3 ms, for which the instance's rest waits
 
 
 class Arrival(NamedTuple):
@@ -46,7 +44,7 @@ class Step(NamedTuple):
     end_s: float  # collect
     reason: str  # a StepReason
     mode: str
-    why: str | None  # a ModeReason; None without lanes
+    why: str | None  # a ModeReason; None when there was no choice
     prefill_units: int  # of the split; without lanes both have all units
     decode_units: int
     decodes: int  # requests
@@ -110,6 +108,7 @@ class Timeline:
 
     def step(self, plan: StepPlan, begin_s: float, end_s: float, waiting: int) -> None:
         use = plan.lanes
+        why = use.why if use else plan.why
         predicted_s, bound_s = (use.decode_s if use else plan.step_s) or (None, None)
         self._records.append(
             Step(
@@ -119,7 +118,7 @@ class Timeline:
                 end_s,
                 plan.reason.value,
                 use.mode.value if use else self._one_pass,
-                use.why.value if use else None,
+                why.value if why else None,
                 use.split.prefill_units if use else self.units,
                 use.split.decode_units if use else self.units,
                 len(plan.decode),

@@ -143,6 +143,7 @@ class _InstanceLoads(Collector):
 # Name -> meaning. Those that `_BY_REASON` names have the label `reason`.
 _COUNTERS = {
     "pdmux_steps_total": "Steps of the engine, by why the policy made them up as it did.",
+    "pdmux_mode_choices_total": "Steps of an engine with lanes, by why they share the device as they do.",
     "pdmux_engine_finished_total": "Engine requests that ended, by why. A choice is one.",
     "pdmux_prefill_tokens_total": "Tokens computed by prefills, recomputation after preemptions included.",
     "pdmux_engine_generated_tokens_total": "Tokens sampled, also those that no client saw.",
@@ -150,7 +151,7 @@ _COUNTERS = {
     "pdmux_preemptions_total": "Requests that lost their pages to older ones and went back to the queue.",
     "pdmux_page_evictions_total": "Cached pages given up for new content.",
 }
-_BY_REASON = frozenset({"pdmux_steps_total", "pdmux_engine_finished_total"})
+_BY_REASON = frozenset({"pdmux_steps_total", "pdmux_mode_choices_total", "pdmux_engine_finished_total"})
 
 
 class _InstanceCounters(Collector):

@@ -15,11 +15,13 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
 from pdmux_ray.engine.timeline import Arrival, Ended, PrefillBlock, Record, Step
+from pdmux_ray.types import ONE_PASS_MODES
 
 CLOCK = "CLOCK_MONOTONIC"
 BRIDGE_S = 0.002  # a lane that waits no longer for the host keeps its units in the picture
 
 PREFILL, DECODE, REQUESTS = 1, 2, 3  # the tracks
+_ONE_PASS = frozenset(mode.value for mode in ONE_PASS_MODES)
 _TRACKS = {PREFILL: "prefill lane", DECODE: "decode lane", REQUESTS: "requests"}
 
 Trace: TypeAlias = dict[str, Any]
@@ -85,7 +87,7 @@ def _events(pid: int, source: Source) -> Iterable[Event]:
             if event["ph"] == "C":
                 shown[event["name"]] = event["args"]
             yield {"pid": pid, **event, "ts": _us(event["ts"] + source.offset_s)}
-    for change in units_changes(source.records, source.units):
+    for change in units_changes(source.records):
         args = {"prefill": change.prefill_units, "decode": change.decode_units}
         yield {"pid": pid, "ph": "C", "name": "units", "ts": _us(change.at_s + source.offset_s), "args": args}
 
@@ -105,7 +107,7 @@ def _of_record(record: Record) -> list[Event]:
 
 
 def _of_step(step: Step) -> list[Event]:
-    split = "" if step.why is None else f" {step.prefill_units}/{step.decode_units}"
+    split = "" if step.mode in _ONE_PASS else f" {step.prefill_units}/{step.decode_units}"
     args = {
         "reason": step.reason,
         **({"why": step.why} if step.why else {}),
@@ -166,12 +168,11 @@ def _ms(seconds: float) -> float:
     return round(seconds * 1e3, 3)
 
 
-def units_changes(records: Iterable[Record], units: int) -> list[UnitsChange]:
-    """The units of both lanes from change to change. A pass that prefills and decodes at once shares the device's `units`
-    by tokens."""
+def units_changes(records: Iterable[Record]) -> list[UnitsChange]:
+    """The units of both lanes from change to change. A pass that prefills and decodes at once shares its units by tokens."""
     lanes: tuple[list[Use], list[Use]] = ([], [])
     for record in records:
-        for lane, use in zip(lanes, _uses(record, units), strict=True):
+        for lane, use in zip(lanes, _uses(record), strict=True):
             if use is not None and use.units:
                 lane.append(use)
     held, by_time = [0.0, 0.0], dict[float, UnitsChange]()
@@ -185,18 +186,14 @@ def units_changes(records: Iterable[Record], units: int) -> list[UnitsChange]:
     return found
 
 
-def _uses(record: Record, units: int) -> tuple[Use | None, Use | None]:
+def _uses(record: Record) -> tuple[Use | None, Use | None]:
     """Of the prefill lane, of the decode lane."""
     match record:
         case PrefillBlock():
             return Use(record.begin_s, record.end_s, record.prefill_units), None
-        case Step(why=None):
-            tokens = record.prefill_tokens + record.decodes
-            prefill = round(units * record.prefill_tokens / tokens, 2) if tokens else 0.0
-            decode = units - prefill if tokens else 0.0
-            return Use(record.begin_s, record.end_s, prefill), Use(record.begin_s, record.end_s, decode)
-        case Step():
-            return None, Use(record.begin_s, record.end_s, record.decode_units if record.decodes else 0)
+        case Step() if tokens := record.prefill_tokens + record.decodes:
+            prefill = round(record.decode_units * record.prefill_tokens / tokens, 2)
+            return Use(record.begin_s, record.end_s, prefill), Use(record.begin_s, record.end_s, record.decode_units - prefill)
     return None, None
 
 

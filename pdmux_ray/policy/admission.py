@@ -13,17 +13,16 @@ from pdmux_ray.policy.views import CostModel, LanesView, Piece
 
 @dataclass(frozen=True, slots=True)
 class TtftObjective:
-    """When a first token is due, and whether a request that will miss that is refused."""
+    """When a first token is due."""
 
     ttft_s: float
     ttft_s_per_token: float = 0.0
-    refuse: bool = True
 
     def of(self, prompt_tokens: int) -> float:
         return self.ttft_s + self.ttft_s_per_token * prompt_tokens
 
 
-def admit(view: LanesView, new: Piece, limits: LaneLimits, costs: CostModel | None, objective: TtftObjective) -> Admission:
+def admit(view: LanesView, new: Piece, limits: LaneLimits, costs: CostModel, objective: TtftObjective) -> Admission:
     """`new`: the prompt's tokens, and how many of them the prefix cache has.
 
     Predicted are the prefills that have begun (but for those that it may overtake), the waiting ones that are due before it and
@@ -33,13 +32,10 @@ def admit(view: LanesView, new: Piece, limits: LaneLimits, costs: CostModel | No
     time if nobody else came.
     """
     step = lane_step(view, limits, costs)
-    if costs is None or step.seconds is None:
-        return Admission(True, None, 0.0, AdmitReason.QUEUES)
+    assert step.seconds is not None
     predicted_s = _predict(step, new, step.seconds, objective)
     allowed_s = objective.of(new.new_tokens + new.prior_tokens)
     late_s = predicted_s - allowed_s
-    if not objective.refuse:
-        return Admission(True, predicted_s, 0.0, AdmitReason.QUEUES)
     if late_s <= 0:
         return Admission(True, predicted_s, 0.0, AdmitReason.IN_TIME)
     if costs.prefill((new,), view.layers, view.units, 0).predicted_s > allowed_s:

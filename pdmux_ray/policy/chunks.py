@@ -17,9 +17,9 @@ def plan_chunks(step: LaneStep) -> tuple[tuple[Chunk, ...], Estimate | None, Ste
     first, others, blocked = first_entrant(step, room)
     if first is None:
         return (), None, blocked
-    budget = _budget_tokens(step, first.piece)
-    if budget <= 0:
-        return (), None, StepReason.DECODE_NO_BUDGET
+    costs, limits = step.costs, step.limits
+    assert costs is not None
+    budget, _ = chunk_tokens(costs, step.view, step.decodes, limits.max_prefill_tokens, first.piece.prior_tokens, limits.itl_s)
     chunks: list[Chunk] = []
     pieces: list[Piece] = []
     for member in chain([first], others):
@@ -31,19 +31,9 @@ def plan_chunks(step: LaneStep) -> tuple[tuple[Chunk, ...], Estimate | None, Ste
         budget -= tokens
         if budget == 0:
             break
-    if step.costs is None:
-        return tuple(chunks), None, blocked
-    step_s = step.costs.mixed(*step.decodes, pieces, step.view.units)
-    while len(pieces) > 1 and step_s.bound_s > step.limits.itl_s:  # the others look back farther than the first one does
+    step_s = costs.mixed(*step.decodes, pieces, step.view.units)
+    while len(pieces) > 1 and step_s.bound_s > limits.itl_s:  # the others look back farther than the first one does
         chunks.pop()
         pieces.pop()
-        step_s = step.costs.mixed(*step.decodes, pieces, step.view.units)
+        step_s = costs.mixed(*step.decodes, pieces, step.view.units)
     return tuple(chunks), step_s, blocked
-
-
-def _budget_tokens(step: LaneStep, piece: Piece) -> int:
-    limits = step.limits
-    if step.costs is None:
-        return limits.chunk_tokens - step.decodes.batch
-    tokens, _ = chunk_tokens(step.costs, step.view, step.decodes, limits.max_prefill_tokens, piece.prior_tokens, limits.itl_s)
-    return tokens

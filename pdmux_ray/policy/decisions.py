@@ -81,13 +81,11 @@ class LaneUse:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """What one step does, in this order: preempt, admit, then run decode and prefill together."""
+    """What one step does, in this order: preempt, start requests, then run decode and prefill together."""
 
     reason: StepReason
     decode: tuple[str, ...] = ()  # requests that compute their newest token and sample the next
-    prefill: tuple[
-        Chunk, ...
-    ] = ()  # in one pass with the decodes; a chunk that starts at 0 or at the prefix hit admits its request
+    prefill: tuple[Chunk, ...] = ()  # in one pass with the decodes; a chunk of a waiting request starts it
     preempt: tuple[str, ...] = ()  # newest first: each gives up its pages and goes to the head of the queue
     lanes: LaneUse | None = None  # None: every unit works on `decode` and `prefill` together
     why: ModeReason | None = None  # without `lanes`: why it is one pass, when there was a choice
@@ -97,7 +95,6 @@ class StepPlan:
 class AdmitReason(Enum):
     """Why a new request is accepted or refused."""
 
-    QUEUES = "queues"  # whoever comes is queued
     IN_TIME = "in_time"  # its first token is predicted within the objective
     LATE = "late"  # it is not: refused
     LONG = "long"  # it would be late on an idle instance, too, so that to come again would not help: accepted
@@ -108,7 +105,7 @@ class Admission:
     """Whether a new request is taken in. `retry_after_s` is positive exactly when it is refused."""
 
     accept: bool
-    predicted_ttft_s: float | None  # None without a latency model
+    predicted_ttft_s: float
     retry_after_s: float
     reason: AdmitReason
 

@@ -31,14 +31,16 @@ class FixedRule:
 
 @dataclass(frozen=True, slots=True)
 class LaneLimits:
-    """How steps may be made up. Raises ValueError for a mode that has no lanes, or AUTO with a rule."""
+    """How steps may be made up. Raises ValueError for PREFILL_FIRST, and for a rule in a mode that predicts.
+
+    CHUNKED is here what AUTO may choose, alone; the configured mode of that name is planned by `policy.batching`.
+    """
 
     mode: Mode
     max_batch: int  # requests that hold pages at once
     max_prefill_tokens: int = 2048  # of a job of several prompts, and of a chunk; a job of one prompt may be longer
     itl_s: float = math.inf  # the objective that the 99 % bound of a step must meet
     rule: UnitRule | None = None  # None: units and layers by predicted time
-    chunk_tokens: int = 512  # CHUNKED without a latency model: decodes and prefill tokens of a step together
     share_s: float = 0.25  # several prompts share a job while it is predicted to take no longer
     idle_block_s: float = 0.05  # a block's length while nobody decodes: how late an arrival is looked at
     overtakes: int = 16  # how many later jobs may run before one that has begun
@@ -48,8 +50,8 @@ class LaneLimits:
     def __post_init__(self) -> None:
         if self.mode is Mode.PREFILL_FIRST:
             raise ValueError("prefill_first has no lanes: policy.batching plans its steps")
-        if self.mode is Mode.AUTO and self.rule is not None:
-            raise ValueError("auto compares predicted times, so it takes no rule that looks at none")
+        if self.mode in (Mode.AUTO, Mode.CHUNKED) and self.rule is not None:
+            raise ValueError(f"{self.mode.value} goes by predicted times, so it takes no rule that looks at none")
 
     @property
     def rule_reason(self) -> ModeReason:

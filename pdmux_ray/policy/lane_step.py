@@ -61,6 +61,11 @@ def lane_step(view: LanesView, limits: LaneLimits, costs: CostModel | None) -> L
     return LaneStep(view, limits, costs, decoding, preempted, jobs, startable, free_pages, places, decodes, seconds)
 
 
+def mode_in_force(view: LanesView, limits: LaneLimits) -> Mode:
+    """The configured one; for AUTO that of the last step."""
+    return view.mode if limits.mode is Mode.AUTO else limits.mode
+
+
 def _preemptible(view: LanesView) -> list[RequestView]:
     """All but those whose pages a block in flight is writing."""
     written = {request.request_id for job in view.jobs if job.in_flight for request in job.requests}
@@ -72,7 +77,7 @@ def _pace(view: LanesView, limits: LaneLimits, costs: CostModel, decodes: Decode
     units = view.units
     if not decodes.batch:
         return partial(_prefill_s, costs, units, 0, 1.0)
-    mode = view.mode if limits.mode is Mode.AUTO else limits.mode
+    mode = mode_in_force(view, limits)
     if mode in (Mode.SPLIT, Mode.CAPPED) and view.splits:
         splits = view.splits if mode is Mode.SPLIT else capped_splits(view)
         if limits.rule is not None:

@@ -15,14 +15,12 @@ from dataclasses import replace
 from pdmux_ray.policy.chunks import plan_chunks
 from pdmux_ray.policy.decisions import LaneUse, ModeReason, StepPlan, StepReason
 from pdmux_ray.policy.jobs import choose_work
-from pdmux_ray.policy.lane_limits import FixedRule, LaneLimits, UnitRule
-from pdmux_ray.policy.lane_step import LaneStep, lane_step
+from pdmux_ray.policy.lane_limits import LaneLimits
+from pdmux_ray.policy.lane_step import LaneStep, lane_step, mode_in_force
 from pdmux_ray.policy.mode_choice import choose_way
 from pdmux_ray.policy.sharing import Way, Work, beside, chunked, most, time_shared
 from pdmux_ray.policy.views import CostModel, LanesView
 from pdmux_ray.types import Mode, Split
-
-__all__ = ["FixedRule", "LaneLimits", "UnitRule", "plan_lanes"]
 
 LANE_MODES = (Mode.SPLIT, Mode.CAPPED, Mode.TIME_SHARED)
 
@@ -39,7 +37,7 @@ def plan_lanes(view: LanesView, limits: LaneLimits, costs: CostModel | None) -> 
 
     The plan may start any waiting request, not only the first one.
     """
-    if costs is None and limits.rule is None and limits.mode is not Mode.CHUNKED:
+    if costs is None and limits.rule is None:
         raise ValueError("without a latency model the units of a step need a rule")
     step = lane_step(view, limits, costs)
     if step.held is not None:
@@ -130,8 +128,7 @@ def _decode_alone(step: LaneStep, blocked: StepReason | None) -> StepPlan:
     units = step.view.units
     decode_s = None if step.costs is None else step.costs.decode(*step.decodes, units, 0)
     reason = blocked or StepReason.DECODE_ONLY
-    mode = step.view.mode if step.limits.mode is Mode.AUTO else step.limits.mode
-    if mode is Mode.CHUNKED:
+    if mode_in_force(step.view, step.limits) is Mode.CHUNKED:
         return replace(_plan(step, reason, None), why=ModeReason.NO_PREFILL, step_s=decode_s)
     return _plan(step, reason, LaneUse(_lane_mode(step), Split(0, units), ModeReason.NO_PREFILL, None, decode_s))
 
@@ -156,5 +153,5 @@ def _plan(step: LaneStep, reason: StepReason, lanes: LaneUse | None) -> StepPlan
 
 def _lane_mode(step: LaneStep) -> Mode:
     """The mode that a step of one lane counts to: the one in force, so that AUTO does not change it for nothing."""
-    mode = step.view.mode if step.limits.mode is Mode.AUTO else step.limits.mode
+    mode = mode_in_force(step.view, step.limits)
     return mode if mode in LANE_MODES else Mode.TIME_SHARED

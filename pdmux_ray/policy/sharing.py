@@ -55,7 +55,6 @@ class Way(NamedTuple):
     mode: Mode
     split: Split
     layers: int  # of the block; CHUNKED: all
-    tokens: int  # of the chunk; 0 for a block
     gap_s: Estimate  # between two tokens of a decode
     finish_s: float  # until the prefill is done, if every step is like this one
     decode_s: Estimate | None  # CHUNKED: None
@@ -128,7 +127,7 @@ def beside(costs: CostModel, view: LanesView, decodes: Decodes, work: Work, mode
     layers, steps = fill(lambda layers: block(layers).predicted_s, left, step_s.predicted_s)
     block_s = block(layers)
     finish_s = steps * step_s.predicted_s * left / layers
-    return Way(mode, split, layers, 0, step_s, finish_s, step_s, block_s)
+    return Way(mode, split, layers, step_s, finish_s, step_s, block_s)
 
 
 def time_shared(costs: CostModel, view: LanesView, decodes: Decodes, work: Work, itl_s: float) -> Way:
@@ -143,7 +142,7 @@ def time_shared(costs: CostModel, view: LanesView, decodes: Decodes, work: Work,
     block_s = block(layers)
     gap_s = Estimate(step_s.predicted_s + block_s.predicted_s, step_s.bound_s + block_s.bound_s)
     finish_s = -(-left // layers) * step_s.predicted_s + block(left).predicted_s
-    return Way(Mode.TIME_SHARED, Split(units, units), layers, 0, gap_s, finish_s, step_s, block_s)
+    return Way(Mode.TIME_SHARED, Split(units, units), layers, gap_s, finish_s, step_s, block_s)
 
 
 def chunked(costs: CostModel, view: LanesView, decodes: Decodes, work: Work, itl_s: float, most_tokens: int) -> Way:
@@ -151,7 +150,7 @@ def chunked(costs: CostModel, view: LanesView, decodes: Decodes, work: Work, itl
     rest, prior = work.new_tokens, work.pieces[0].prior_tokens
     tokens, gap_s = chunk_tokens(costs, view, decodes, min(rest, most_tokens), prior + rest // 2, itl_s)
     finish_s = gap_s.predicted_s * max(1.0, rest / tokens)
-    return Way(Mode.CHUNKED, Split(view.units, view.units), view.layers, tokens, gap_s, finish_s, None, None)
+    return Way(Mode.CHUNKED, Split(view.units, view.units), view.layers, gap_s, finish_s, None, None)
 
 
 def chunk_tokens(

@@ -13,7 +13,7 @@ from pdmux_ray.config import EngineConfig
 from pdmux_ray.device.base import limit_spinning
 from pdmux_ray.device.cpu.cores import usable_cores
 from pdmux_ray.engine.engine import Engine
-from pdmux_ray.engine.fake_runner import LinearCosts
+from pdmux_ray.engine.fake_runner import linear_costs
 from pdmux_ray.engine.limits import resolve_limits
 from pdmux_ray.types import FinishReason, Mode, ModelFacts, NewRequest, SamplingParams
 from tests.unit.engine.random_planner import MODES, RandomPlanner
@@ -33,7 +33,7 @@ SCHEDULES = 500
 PAGE = 4
 PAGES = 48
 FACTS = ModelFacts(60, VOCAB, frozenset({2}))
-COSTS = LinearCosts(step_s=0.001, prefill_s_per_token=0.0001, layers=3, units=2)  # about as fast as the tiny model is
+COSTS = linear_costs(step_s=0.001, prefill_s_per_token=0.0001, layers=3, units=2)  # about as fast as the tiny model is
 
 
 class KeptRunner(CpuRunner):

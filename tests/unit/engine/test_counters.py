@@ -24,6 +24,7 @@ def test_the_figures_count_what_the_engine_did(worlds: Worlds) -> None:
         name: {k: n for k, n in value.items() if n} if isinstance(value, dict) else value for name, value in figures.items()
     } == {
         "pdmux_steps_total": {"prefill_whole": 2, "decode_only": 4},
+        "pdmux_mode_choices_total": {},  # there was none: no lanes
         "pdmux_engine_finished_total": {"length": 2, "abort": 1},
         "pdmux_prefill_tokens_total": 3 * PAGE,
         "pdmux_prefix_hit_tokens_total": PAGE,

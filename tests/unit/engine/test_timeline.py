@@ -44,6 +44,13 @@ def test_a_step_without_lanes_has_all_units_and_the_configured_mode(configured: 
     assert ring.since(0) == [Step("step", 0, 1.0, 1.5, "chunk_mixed", had, None, 4, 4, 1, 42, 0, None, None)]
 
 
+def test_a_pass_that_auto_chose_is_kept_with_its_reason() -> None:
+    ring = timeline(Mode.AUTO)
+    plan = StepPlan(StepReason.CHUNK_ONLY, prefill=(Chunk("b", 0, 40),), why=ModeReason.SLACK, step_s=Estimate(0.4, 0.6))
+    ring.step(plan, 1.0, 1.5, waiting=0)
+    assert ring.since(0) == [Step("step", 0, 1.0, 1.5, "chunk_only", "chunked", "slack", 4, 4, 0, 40, 0, 0.4, 0.6)]
+
+
 def test_arrivals_and_ends_are_marks_among_the_steps() -> None:
     ring = timeline()
     ring.arrived(1.0, "a", 12)

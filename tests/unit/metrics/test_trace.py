@@ -122,12 +122,12 @@ def test_an_offset_moves_everything() -> None:
 
 def test_units_of_lanes_follow_their_blocks_and_steps() -> None:
     records = [step(0.0, 1.0, decode_units=4), block(1.0, 4.0), step(1.0, 2.0), step(2.0, 3.0), step(3.0, 4.0)]
-    assert units_changes(records, UNITS) == [UnitsChange(0.0, 0, 4), UnitsChange(1.0, 3, 1), UnitsChange(4.0, 0, 0)]
+    assert units_changes(records) == [UnitsChange(0.0, 0, 4), UnitsChange(1.0, 3, 1), UnitsChange(4.0, 0, 0)]
 
 
 def test_a_lane_that_waits_for_the_host_alone_keeps_its_units_and_one_that_rests_has_none() -> None:
     short, long = 1.0 + BRIDGE_S / 2, 2.0 + 2 * BRIDGE_S
-    assert units_changes([step(0.0, 1.0), step(short, 2.0), step(long, 3.0)], UNITS) == [
+    assert units_changes([step(0.0, 1.0), step(short, 2.0), step(long, 3.0)]) == [
         UnitsChange(0.0, 0, 1),
         UnitsChange(2.0, 0, 0),
         UnitsChange(long, 0, 1),
@@ -137,7 +137,7 @@ def test_a_lane_that_waits_for_the_host_alone_keeps_its_units_and_one_that_rests
 
 def test_one_pass_shares_the_device_by_tokens() -> None:
     records = [one_pass(0.0, 1.0, 0, 9), one_pass(1.0, 2.0, 3, 9), one_pass(2.0, 3.0, 5, 0)]
-    assert units_changes(records, UNITS) == [
+    assert units_changes(records) == [
         UnitsChange(0.0, 4, 0),
         UnitsChange(1.0, 3, 1),
         UnitsChange(2.0, 0, 4),
@@ -146,7 +146,7 @@ def test_one_pass_shares_the_device_by_tokens() -> None:
 
 
 def test_a_step_without_decodes_leaves_their_lane_at_rest() -> None:
-    assert units_changes([step(0.0, 1.0, decodes=0)], UNITS) == []
+    assert units_changes([step(0.0, 1.0, decodes=0)]) == []
 
 
 @given(

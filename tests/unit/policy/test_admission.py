@@ -7,7 +7,7 @@ import pytest
 from pdmux_ray.policy.admission import TtftObjective, admit
 from pdmux_ray.policy.decisions import Admission, AdmitReason
 from pdmux_ray.policy.fake_costs import FakeCosts
-from pdmux_ray.policy.multiplexing import LaneLimits
+from pdmux_ray.policy.lane_limits import LaneLimits
 from pdmux_ray.policy.views import Piece
 from pdmux_ray.types import Mode
 
@@ -23,8 +23,8 @@ def near(seconds: float) -> object:
     return pytest.approx(seconds, abs=1e-4)
 
 
-def ask(view: Lanes, tokens: int, objective: TtftObjective = ONE_S, costs: FakeCosts | None = PLAIN, hit: int = 0) -> Admission:
-    return admit(view, Piece(tokens, hit), LIMITS, costs, objective)
+def ask(view: Lanes, tokens: int, objective: TtftObjective = ONE_S, hit: int = 0) -> Admission:
+    return admit(view, Piece(tokens, hit), LIMITS, PLAIN, objective)
 
 
 def test_an_idle_instance_takes_in_what_is_in_time() -> None:
@@ -62,14 +62,3 @@ def test_an_objective_may_grow_with_the_prompt() -> None:
 def test_a_job_that_it_may_overtake_does_not_count(due_s: float, predicted_s: float) -> None:
     view = with_jobs(Lanes(), begun(1, waiter("long", 9000, due_s)))
     assert ask(view, 100).predicted_ttft_s == near(predicted_s)
-
-
-def test_whoever_only_queues_refuses_nobody() -> None:
-    view = Lanes(waiting=[waiter("a", 700, due_s=0.9)])
-    assert ask(view, 500, replace(ONE_S, refuse=False)) == Admission(True, near(1.2), 0.0, AdmitReason.QUEUES)
-
-
-def test_without_a_latency_model_nothing_is_predicted() -> None:
-    assert admit(Lanes(), Piece(9, 0), replace(LIMITS, mode=Mode.CHUNKED), None, ONE_S) == Admission(
-        True, None, 0.0, AdmitReason.QUEUES
-    )

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from pdmux_ray.policy.decisions import ModeReason, StepPlan
 from pdmux_ray.policy.fake_costs import FakeCosts
-from pdmux_ray.policy.multiplexing import FixedRule, LaneLimits, plan_lanes
+from pdmux_ray.policy.lane_limits import FixedRule, LaneLimits
+from pdmux_ray.policy.multiplexing import plan_lanes
 from pdmux_ray.types import Mode, Split
 
 from .lanes import PAGE, Asked, HitSeen, Lanes, World, begun, check, decoder, disjoint, pages_of, waiter, with_jobs

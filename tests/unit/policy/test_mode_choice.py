@@ -8,8 +8,9 @@ import pytest
 
 from pdmux_ray.policy.decisions import ModeReason, StepPlan, StepReason
 from pdmux_ray.policy.fake_costs import FakeCosts
+from pdmux_ray.policy.lane_limits import LaneLimits
 from pdmux_ray.policy.mode_choice import choose_way
-from pdmux_ray.policy.multiplexing import LaneLimits, plan_lanes
+from pdmux_ray.policy.multiplexing import plan_lanes
 from pdmux_ray.policy.sharing import Way
 from pdmux_ray.policy.views import Estimate
 from pdmux_ray.types import Mode, Split
@@ -84,7 +85,7 @@ def test_a_step_of_one_lane_does_not_count_as_a_change_of_mode() -> None:
 
 def way(mode: Mode, gap_s: float, finish_s: float, bound_s: float | None = None) -> Way:
     gap = Estimate(gap_s, gap_s if bound_s is None else bound_s)
-    return Way(mode, Split(1, 1), 1, 0, gap, finish_s, gap, gap)
+    return Way(mode, Split(1, 1), 1, gap, finish_s, gap, gap)
 
 
 SPLIT, CHUNKED = Mode.SPLIT, Mode.CHUNKED

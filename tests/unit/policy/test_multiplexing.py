@@ -7,7 +7,8 @@ import pytest
 
 from pdmux_ray.policy.decisions import Block, Chunk, LaneUse, ModeReason, StepPlan, StepReason
 from pdmux_ray.policy.fake_costs import FakeCosts
-from pdmux_ray.policy.multiplexing import FixedRule, LaneLimits, plan_lanes
+from pdmux_ray.policy.lane_limits import FixedRule, LaneLimits
+from pdmux_ray.policy.multiplexing import plan_lanes
 from pdmux_ray.policy.sglang import PublishedRule
 from pdmux_ray.types import Mode, Split
 
@@ -259,6 +260,8 @@ def test_modes_and_rules_that_do_not_go_together_are_refused() -> None:
         limits(Mode.PREFILL_FIRST)
     with pytest.raises(ValueError, match="takes no rule"):
         limits(Mode.AUTO, rule=FixedRule(Split(1, 1)))
+    with pytest.raises(ValueError, match="takes no rule"):
+        limits(Mode.CHUNKED, rule=FixedRule(Split(1, 1)))
 
 
 # CHUNKED.
@@ -290,14 +293,6 @@ def test_a_prompt_that_looks_far_back_does_not_join_a_chunk_that_it_would_make_t
 def test_a_chunk_without_decodes() -> None:
     plan = plan_lanes(Lanes(waiting=[waiter("w", 9)]), limits(Mode.CHUNKED), CPU)
     assert (plan.reason, plan.prefill) == (StepReason.CHUNK_ONLY, (Chunk("w", 0, 9),))
-
-
-def test_without_a_latency_model_a_chunk_has_the_configured_length() -> None:
-    view = Lanes(decoding=decoders(12), waiting=[waiter("w", 3000)])
-    plan = plan_lanes(view, limits(Mode.CHUNKED, chunk_tokens=112), None)
-    assert (plan.prefill, plan.step_s) == ((Chunk("w", 0, 100),), None)
-    plan = plan_lanes(view, limits(Mode.CHUNKED, chunk_tokens=12), None)
-    assert (plan.reason, plan.prefill) == (StepReason.DECODE_NO_BUDGET, ())
 
 
 def test_a_prompt_that_chunks_have_begun_ends_as_a_job() -> None:

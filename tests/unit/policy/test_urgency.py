@@ -9,7 +9,8 @@ import pytest
 
 from pdmux_ray.policy.decisions import Block
 from pdmux_ray.policy.fake_costs import FakeCosts
-from pdmux_ray.policy.multiplexing import FixedRule, LaneLimits, plan_lanes
+from pdmux_ray.policy.lane_limits import FixedRule, LaneLimits
+from pdmux_ray.policy.multiplexing import plan_lanes
 from pdmux_ray.types import Mode, Split
 
 from .lanes import LAYERS, Begun, Lanes, begun, check, decoder, waiter, with_jobs
