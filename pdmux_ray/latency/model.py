@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import NamedTuple
 
 from pdmux_ray.latency.features import BATCH_KNOTS, TOKEN_KNOTS, Curve, pairs
@@ -127,11 +128,14 @@ def stretch(table: Sequence[tuple[int, float]], device_units: int, units: int, b
     return bandwidth_stretch(table, device_units, units, beside, by.demand) * (1.0 + more)
 
 
+_Guards = tuple[tuple[float, float], ...]  # of each size: factor on the prediction, least bound in seconds
+
+
 class _Decode(NamedTuple):
     weights_s: float  # with the fixed time
     context_s: float
     batch: Curve
-    guards: tuple[float, ...]
+    guards: _Guards
 
 
 class _Prefill(NamedTuple):
@@ -142,7 +146,7 @@ class _Prefill(NamedTuple):
     reused_s: float
     pieces_s: float
     tokens: Curve
-    guards: tuple[float, ...]
+    guards: _Guards
 
 
 class FittedCosts:
@@ -212,11 +216,14 @@ class FittedCosts:
             worst = tuple(max(a, factor * b) for a, b in zip(worst, lane.at(level), strict=True))
         return worst
 
-    def _guards(self, kind: str, units: int, beside: int) -> tuple[float, ...]:
-        guards = self.parameters.guards
-        return guards.get(part_of(kind, units, beside)) or guards[kind]
+    def _guards(self, kind: str, units: int, beside: int) -> _Guards:
+        """With, for each size, the highest bound of any smaller one: what is predicted to take longer has no lower bound."""
+        guards = self.parameters.guards.get(part_of(kind, units, beside)) or self.parameters.guards[kind]
+        highest = accumulate((limit_s * guard for limit_s, guard in zip(SIZES_S, guards, strict=False)), max, initial=0.0)
+        return tuple(zip(guards, highest, strict=True))
 
 
-def _estimate(seconds: float, guards: tuple[float, ...]) -> Estimate:
+def _estimate(seconds: float, guards: _Guards) -> Estimate:
     predicted_s = seconds if seconds > LEAST_S else LEAST_S
-    return Estimate(predicted_s, predicted_s * guards[size_of(predicted_s)])
+    guard, least_s = guards[size_of(predicted_s)]
+    return Estimate(predicted_s, max(predicted_s * guard, least_s))

@@ -29,7 +29,7 @@ def sections(profile: Profile) -> list[Section]:
         Section("How good it is", [_qualities(profile)], "On work that the model was not fitted to."),
         Section("Decode", [decode_chart(profile), context_chart(profile)]),
         Section("Prefill", [prefill_chart(profile)]),
-        Section("Every measurement", [accuracy_chart(profile)]),
+        Section("Held-out work", [accuracy_chart(profile)]),
         Section("The hardware", [_probe(profile.probe)]),
         Section("What it is of", [Notes([f"{name}: {value}" for name, value in profile.identity.model_dump().items()])]),
     ]
@@ -48,7 +48,7 @@ def decode_chart(profile: Profile) -> Chart:
         _mark(name, p.batch, p)
         for name, units, beside in ways
         for p in profile.points
-        if (p.kind, p.units, p.beside) == ("decode", units, beside) and (p.context_tokens <= 48 * p.batch or beside)
+        if (p.kind, p.units, p.beside) == ("decode", units, beside) and p.context_tokens <= 48 * p.batch
     ]
     return _curves(
         "A decode step over the batch", "requests in the batch", ways, rows, seen, "Lines: 32 tokens of context each."

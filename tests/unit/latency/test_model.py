@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from pdmux_ray.latency.features import BATCH_KNOTS, TOKEN_KNOTS, Curve, decode_row, mixed_row, prefill_row, ramps
 from pdmux_ray.latency.fit import Device, quantile
-from pdmux_ray.latency.model import Contention, FittedCosts, LaneModel, Parameters, bandwidth_at, size_of, stretch
+from pdmux_ray.latency.model import SIZES_S, Contention, FittedCosts, LaneModel, Parameters, bandwidth_at, size_of, stretch
 from pdmux_ray.policy.views import Estimate, Piece
 
 LEVELS = (8, 16, 64)
@@ -107,11 +107,17 @@ def test_bandwidth_grows_in_proportion_below_the_first_level_and_stays_above_the
     assert [bandwidth_at(table, units) for units in (4, 8, 12, 16, 60)] == [40.0, 80.0, 90.0, 100.0, 100.0]
 
 
-def test_a_bound_is_the_prediction_times_the_guard_of_its_size() -> None:
-    model = costs()
-    short, long = model.decode(1, 10, 64, 0), model.decode(300, 400_000, 8, 0)
-    assert short.bound_s / short.predicted_s == pytest.approx(1.5 if size_of(short.predicted_s) == 0 else 1.4)
-    assert long.bound_s / long.predicted_s == pytest.approx(1.1)
+def test_a_bound_is_the_prediction_times_the_guard_of_its_size_and_never_lower_for_more_work() -> None:
+    model, guards = costs(), (1.5, 1.4, 1.3, 1.2, 1.1)
+    before_s = 0.0
+    for context in range(10, 800_000, 997):
+        predicted_s, bound_s = model.decode(8, context, 8, 0)
+        guarded_s = predicted_s * guards[size_of(predicted_s)]
+        assert bound_s == pytest.approx(
+            max(guarded_s, *(g * s for g, s in zip(guards, SIZES_S, strict=False) if s <= predicted_s), 0)
+        )
+        assert bound_s >= before_s
+        before_s = bound_s
 
 
 @pytest.mark.parametrize(("units", "beside"), [(0, 0), (65, 0), (8, 65)])
