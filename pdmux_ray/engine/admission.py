@@ -21,7 +21,8 @@ from pdmux_ray.types import Mode, Split
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """A `policy.views.LanesView` of one moment. It looks up no prefixes, and nobody's pages would be freed."""
+    """A `policy.views.LanesView` of one moment. It looks up no prefixes, and has a page for every decode: nobody is
+    preempted in a prediction."""
 
     now: float
     page_size: int
@@ -66,7 +67,7 @@ class Admitter:
         view = Standing(
             now=now,
             page_size=lanes.page_size,
-            free_pages=lanes.free_pages,
+            free_pages=len(decoding),
             decoding=decoding,
             prefilling=prefilling,
             waiting=(*waiting, *enqueued),

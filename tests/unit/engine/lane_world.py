@@ -20,8 +20,8 @@ STEP_S, TOKEN_S, UNITS, LAYERS = 0.01, 0.01, 8, 8
 HALF = Split(4, 4)
 
 
-def device(clock: Clock, kind: type[FakeRunner] = StrictRunner) -> FakeRunner:
-    return kind(64, PAGE, STEP_S, TOKEN_S, clock, vocab_size=VOCAB, layers=LAYERS, units=UNITS)
+def device(clock: Clock, kind: type[FakeRunner] = StrictRunner, pages: int = 64) -> FakeRunner:
+    return kind(pages, PAGE, STEP_S, TOKEN_S, clock, vocab_size=VOCAB, layers=LAYERS, units=UNITS)
 
 
 def fixed(layers: int | None = 2, mode: Mode = Mode.SPLIT, ttft_s: float | None = None) -> EngineLimits:

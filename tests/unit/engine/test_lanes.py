@@ -253,6 +253,20 @@ def test_a_request_whose_first_token_would_come_too_late_is_refused_with_when_to
     assert_right(log, engine, *accepted, short, again)
 
 
+def test_a_full_pool_hides_nobody_who_waits_from_the_prediction(worlds: Worlds) -> None:
+    refuse = MultiplexConfig(itl_s=1.0, ttft_s=0.025, ttft_s_per_token=0.02, admission="refuse")
+    engine, log = worlds(limits(mode=Mode.SPLIT, multiplex=refuse), runner=lambda clock: device(clock, pages=4))
+    engine.submit(request("a", [3] * 7))
+    engine.submit(request("b", [4] * 7))
+    while len(log.tokens("b")) < 2:
+        engine.step()
+    assert engine.load().free_pages == 0  # and both readers need a page for their next token
+    engine.submit(request("waits", [5] * 4))
+    with pytest.raises(QueueFullError, match="1 requests are waiting"):
+        engine.submit(request("late", [6] * 4))
+    drain(engine)
+
+
 @pytest.mark.parametrize(
     ("wrong", "why"),
     [
