@@ -57,8 +57,17 @@ def with_lanes(runner: Runner | None, mode: Mode) -> LaneRunner:
     return runner
 
 
+_ONLY_WITH = {"table": "sglang", "decode_units": "fixed", "block_layers": "fixed"}  # key of MultiplexConfig -> its policy
+
+
 def _check_multiplex(settings: MultiplexConfig, mode: Mode, splits: Sequence[Split]) -> None:
     """Raises ConfigError."""
+    for key, policy in _ONLY_WITH.items():
+        if getattr(settings, key) is not None and settings.policy != policy:
+            raise ConfigError(
+                f"engine.multiplex.{key} goes with policy {policy}, but the policy is {settings.policy}: it would do nothing. "
+                f"Leave it out, or use policy {policy}."
+            )
     if settings.policy != "slo" and mode is Mode.AUTO:
         raise ConfigError(
             f"engine.mode: auto compares predicted times, but engine.multiplex.policy {settings.policy} looks at none. Use "

@@ -49,6 +49,11 @@ def config(**values: object) -> EngineConfig:
     [
         ({"mode": "auto", "multiplex": {"itl_s": 0.1}}, 1, "two units.*has 1: raise engine.threads.*time_shared"),
         ({"mode": "split"}, 2, "itl_s is missing.*Set it.*or use policy fixed"),
+        (
+            {"mode": "split", "multiplex": {"itl_s": 0.1, "block_layers": 2}},
+            2,
+            "block_layers goes with policy fixed.*Leave it out",
+        ),
         ({"mode": "auto", "multiplex": {"policy": "fixed"}}, 2, "auto compares predicted times.*Use policy slo, or mode split"),
         (
             {"mode": "split", "multiplex": {"policy": "fixed", "decode_units": 4}},
