@@ -39,7 +39,7 @@ SLO = "ttft=5x,itl=3x"
 MINUTES, QUICK_MINUTES = 25.0, 8.0
 
 # workload -> what its lengths are divided by, so that two cores and a small model do a request in fractions of a second
-SHAPES = {"sharegpt": 4.0, "loogle": 64.0, "openthoughts": 128.0, "tool-agent": 32.0}
+SHAPES = {"sharegpt": 4.0, "loogle": 16.0, "openthoughts": 128.0, "tool-agent": 32.0}
 
 
 def parser() -> argparse.ArgumentParser:
