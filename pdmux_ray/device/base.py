@@ -10,10 +10,10 @@ from pdmux_ray.config import EngineConfig
 from pdmux_ray.engine.runner import Runner
 from pdmux_ray.errors import ConfigError
 
-# Rounds that a CPU thread spins at the end of a parallel region before it sleeps: about ten microseconds. GNU OpenMP's default is
-# milliseconds, more than a whole layer takes: as soon as anything else wants a core, threads that only wait keep it from the
-# thread they wait for, and steps take ten times as long. Measured with decode steps on two cores: 1000 rounds are no faster on an
-# idle machine and a third slower on a busy one; with 100, threads fall asleep within a step.
+# Rounds that a CPU thread spins at the end of a parallel region before it sleeps: about ten microseconds. GNU OpenMP's default
+# is milliseconds, more than a whole layer takes: as soon as anything else wants a core, threads that only wait keep it from the
+# thread they wait for, and steps take ten times as long. Measured with decode steps on two cores: 1000 rounds are no faster on
+# an idle machine and a third slower on a busy one; with 100, threads fall asleep within a step.
 SPIN_ROUNDS = 300
 
 

@@ -57,7 +57,7 @@ class InBlocks:
 
     def __init__(self, decoder: Decoder, block: int) -> None:
         self._decoder, self._block = decoder, block
-        self.embed, self.logits = decoder.embed, decoder.logits
+        self.config, self.embed, self.logits = decoder.config, decoder.embed, decoder.logits
 
     def run_layers(self, start: int, end: int, hidden: torch.Tensor, batch: AttentionBatch) -> torch.Tensor:
         for first in range(start, end, self._block):
@@ -83,8 +83,8 @@ def generate(demo_dir: Path, prompts: Sequence[Ids], path: Way) -> list[Ids]:
     runner = build_runner(demo_dir, settings)
     if path.layer_block is not None:
         assert isinstance(runner, CpuRunner)
-        assert runner._decoder is not None
-        runner._decoder = InBlocks(runner._decoder, path.layer_block)  # type: ignore[assignment]
+        assert runner._decode is not None
+        runner._decode._decoder = InBlocks(runner._decode._decoder, path.layer_block)  # type: ignore[assignment]
     tokens: dict[str, list[int]] = {}
     finished: set[str] = set()
 
