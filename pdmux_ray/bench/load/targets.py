@@ -58,9 +58,11 @@ def base_url(text: str) -> str:
     """Without `/v1` and slashes at the end. Raises ConfigError when it is no address of a server."""
     try:
         parts = urlsplit(text)
-        usable = is_url(text) and parts.hostname and parts.port != 0 and not (parts.query or parts.fragment or parts.username)
+        usable = is_url(text) and parts.hostname and parts.port != 0 and not (parts.query or parts.fragment)
     except ValueError:
         usable = False
+    if "@" in text:
+        raise ConfigError("The address names a user. Write it like http://127.0.0.1:8000; a key goes into the environment.")
     if not usable:
         raise ConfigError(f"{text!r} is not the address of a server. Write it like http://127.0.0.1:8000.")
     return text.rstrip("/").removesuffix("/v1").rstrip("/")

@@ -54,13 +54,18 @@ def test_an_address_may_end_in_v1() -> None:
         "http://host:0",
         "http://host:99999",
         "http://h?q=1",
-        "http://me:secret@host",
         "http://[::1",
     ],
 )
 def test_what_is_no_address_is_refused(text: str) -> None:
     with pytest.raises(ConfigError):
         base_url(text)
+
+
+def test_a_password_in_an_address_is_refused_and_not_repeated() -> None:
+    with pytest.raises(ConfigError, match="names a user") as raised:
+        base_url("http://me:secret@host")
+    assert "secret" not in str(raised.value)
 
 
 def test_a_wrong_address_is_told_as_such() -> None:
