@@ -14,7 +14,7 @@ from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, s
 SETTLE_MS = 30_000  # until every chart must be drawn, on a busy machine
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # not longer: Playwright keeps an event loop running, in which no other can run
 def chromium() -> Iterator[Browser]:
     path = shutil.which("chromium")
     if path is None:
