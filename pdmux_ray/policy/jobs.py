@@ -12,6 +12,8 @@ from pdmux_ray.policy.sharing import Work
 from pdmux_ray.policy.urgency import Entrant, may_overtake, most_urgent_first, resting_order
 from pdmux_ray.policy.views import JobView
 
+MOST_SHARED = 16  # requests of one job: each one more is predicted together with all before it
+
 
 def choose_work(step: LaneStep) -> tuple[Work | None, StepReason | None]:
     """The work, and why nobody new could start when the most urgent one could not. Without predictions nobody is overtaken."""
@@ -60,7 +62,7 @@ def _share(step: LaneStep, first: Entrant, others: Iterator[Entrant], room: Room
         due_s = _binding(first, view.now + seconds(pieces, view.layers))
     for other in others:
         tokens += other.piece.new_tokens
-        if tokens > limits.max_prefill_tokens:
+        if tokens > limits.max_prefill_tokens or len(members) == MOST_SHARED:
             break
         if seconds is not None:
             joint_s = seconds([*pieces, other.piece], view.layers)

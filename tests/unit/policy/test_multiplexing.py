@@ -7,6 +7,7 @@ import pytest
 
 from pdmux_ray.policy.decisions import Block, Chunk, LaneUse, ModeReason, StepPlan, StepReason
 from pdmux_ray.policy.fake_costs import FakeCosts
+from pdmux_ray.policy.jobs import MOST_SHARED
 from pdmux_ray.policy.lane_limits import FixedRule, LaneLimits
 from pdmux_ray.policy.multiplexing import plan_lanes
 from pdmux_ray.policy.sglang import PublishedRule
@@ -276,6 +277,11 @@ def test_a_chunk_is_as_long_as_the_objective_allows() -> None:
     assert 0.7 * ITL_S < plan.step_s.bound_s <= ITL_S
     looser = plan_lanes(view, limits(Mode.CHUNKED, itl_s=2 * ITL_S), CPU)
     assert looser.prefill[0].tokens > 1.8 * plan.prefill[0].tokens
+
+
+def test_a_job_is_shared_by_a_bounded_number_of_prompts_however_short() -> None:
+    view = Lanes(waiting=[waiter(f"w{number}", 2, arrival=number) for number in range(40)])
+    assert len(block_of(view, limits(share_s=10.0)).chunks) == MOST_SHARED
 
 
 def test_several_short_prompts_share_a_chunk_the_most_urgent_first() -> None:
