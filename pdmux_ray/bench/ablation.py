@@ -23,7 +23,7 @@ from pdmux_ray.bench import bound, settings
 from pdmux_ray.bench.cli import TOKEN_IDS
 from pdmux_ray.bench.compare_peer import MIN_OUTPUT_TOKENS, SHAPES, SLO, claim_all
 from pdmux_ray.bench.load.offer import Offer
-from pdmux_ray.bench.load.outcome import measured, say, write_report
+from pdmux_ray.bench.load.outcome import measured, write_report
 from pdmux_ray.bench.load.session import Session
 from pdmux_ray.bench.study import MAX_CONTEXT, Extent, Shape, Study, measured_sessions
 from pdmux_ray.errors import ConfigError, PdmuxError
@@ -172,8 +172,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
     with measured() as outcome:
         study.carry_out(outcome)
-    if outcome.stopped:
-        say(outcome.stopped)
     conclude(args.out, study)
     whole = len(outcome.sessions) == len(study.names) and all(session.points() for session in outcome.sessions)
     return 130 if outcome.interrupted else 0 if whole and outcome.stopped is None else 1

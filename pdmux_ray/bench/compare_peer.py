@@ -24,7 +24,7 @@ from pdmux_ray.bench import bound, claims, settings
 from pdmux_ray.bench.cli import TOKEN_IDS
 from pdmux_ray.bench.load.compare import conclude
 from pdmux_ray.bench.load.offer import Offer
-from pdmux_ray.bench.load.outcome import claim, measured, say, write_report
+from pdmux_ray.bench.load.outcome import claim, measured, write_report
 from pdmux_ray.bench.study import MAX_CONTEXT, Extent, Shape, Study, measured_sessions
 from pdmux_ray.errors import ConfigError, PdmuxError
 from pdmux_ray.metrics.goodput import Slo
@@ -170,8 +170,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
     with measured() as outcome:
         study.carry_out(outcome)
-    if outcome.stopped:
-        say(outcome.stopped)
     holds = conclude_all(args.out, study)
     print(f"\n{args.out}, after {(time.monotonic() - began_s) / 60:.1f} minutes")
     whole = outcome.stopped is None and all(len(shape.sessions) == len(study.names) for shape in study.shapes)

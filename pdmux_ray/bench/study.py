@@ -26,7 +26,7 @@ from pdmux_ray.bench.load.generator import Options, closed_loop
 from pdmux_ray.bench.load.generator import run as run_loop
 from pdmux_ray.bench.load.job import SAMPLE
 from pdmux_ray.bench.load.offer import Offer, Terms
-from pdmux_ray.bench.load.outcome import Outcome, say
+from pdmux_ray.bench.load.outcome import Outcome
 from pdmux_ray.bench.load.provenance import provenance
 from pdmux_ray.bench.load.session import Session
 from pdmux_ray.bench.load.slo_text import SloText
@@ -135,8 +135,7 @@ class Study:
                     try:
                         self._measure(name, outcome, progress)
                     except PdmuxError as error:
-                        outcome.stopped = f"{name} was not measured to the end: {error}"
-                        say(outcome.stopped)
+                        outcome.stop(f"{name} was not measured to the end: {error}")
 
     def _measure_yardstick(self, progress: Progress) -> None:
         progress.update(0.0, f"starting {YARDSTICK}, idle, to set the SLO and the rates")

@@ -93,6 +93,7 @@ def test_charts_follow_the_width_of_the_window(report: Path, reader: Reader) -> 
     page.set_viewport_size({"width": 390, "height": 900})
     page.wait_for_function(f"document.querySelector('.chart svg').getBoundingClientRect().width < {before} - 100")
     page.wait_for_function("document.documentElement.scrollWidth <= 390")
+    assert page.eval_on_selector(".chart svg", "s => s.getBoundingClientRect().width") < before - 100
 
 
 def test_light_and_dark_follow_the_reader_also_when_they_change(report: Path, reader: Reader) -> None:

@@ -68,11 +68,15 @@ class Outcome:
     stopped: str | None = None  # why it ended before its plan did
     interrupted: bool = False
 
+    def stop(self, why: str) -> None:
+        """Notes what ended it early, and says so once."""
+        if why != self.stopped:
+            say(why)
+        self.stopped = why
+
     def finish(self, directory: Path) -> int:
         """Writes the report, prints the figures, returns the exit code."""
         measured = [session for session in self.sessions if session.records]
-        if self.stopped:
-            say(self.stopped)
         if measured:
             try:
                 written = self._write(directory, measured)
@@ -97,8 +101,7 @@ class Outcome:
                     session.write()
             write_report(directory, sessions)
         except OSError as error:
-            self.stopped = f"the results cannot be written: {error}"
-            say(self.stopped)
+            self.stop(f"the results cannot be written: {error}")
             return False
         return True
 
@@ -121,9 +124,9 @@ def measured() -> Iterator[Outcome]:
     except ConfigError:
         raise
     except PdmuxError as error:
-        outcome.stopped = str(error)
+        outcome.stop(str(error))
     except OSError as error:
-        outcome.stopped = f"the results cannot be written: {error}"
+        outcome.stop(f"the results cannot be written: {error}")
 
 
 def _useless(session: Session) -> bool:

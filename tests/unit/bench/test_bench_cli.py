@@ -172,3 +172,11 @@ def test_help_names_every_command(arguments: list[str], capsys: pytest.CaptureFi
     with pytest.raises(SystemExit):
         cli.main(arguments)
     assert "pdmux bench" in capsys.readouterr().out
+
+
+def test_what_stops_a_measurement_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
+    stopped = outcome.Outcome([])
+    for _ in range(2):
+        stopped.stop("the disk is full")
+    assert stopped.stopped == "the disk is full"
+    assert capsys.readouterr().err.count("the disk is full") == 1
