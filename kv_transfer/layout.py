@@ -21,6 +21,7 @@ class KVLayout:
     page_size: int  # tokens a page
     head_dim: int
     dtype_bytes: int
+    first_head: int = 0  # which of the model's KV heads `kv_head` 0 is: tensor-parallel instances hold a range each
 
     @property
     def shape(self) -> tuple[int, int, int, int, int, int]:

@@ -74,7 +74,7 @@ LAW: dict[str, tuple[str, ...]] = {
         "yaml",
     ),
     "pdmux_ray.bench": ("*",),  # measures everything, from outside; nothing but the command line imports it
-    "kv_transfer": (),
+    "kv_transfer": ("numpy",),
 }
 
 # Part of the project -> modules of the standard library that it may import for type checking only: what a policy decides
