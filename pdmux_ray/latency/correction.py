@@ -1,12 +1,13 @@
 """Corrects a latency model while it is used: a `CostModel` that learns from what steps really took. Stdlib only.
 
     corrected prediction = prediction * exp(mean),   mean: EWMA of log(measured / predicted), per cell, clipped
-    corrected bound      = corrected prediction * max(the profile's guard, the adaptive guard) * DRIFT_WIDENING if drifting
+    corrected bound      = corrected prediction * adaptive guard, * DRIFT_WIDENING if drifting
 
-The adaptive guard follows the 99 % quantile of measured / corrected prediction, whatever its distribution becomes (adaptive
-conformal inference, Gibbs and Candes 2021): a time above the bound raises its log by `WIDEN`, one below lowers it by
-WIDEN / 99, so that it takes 99 times below to undo one above, and in the long run 1 % are above. It never goes under the
-profile's own.
+The adaptive guard begins as the profile's and follows the 99 % quantile of measured / corrected prediction, whatever its
+distribution becomes (adaptive conformal inference, Gibbs and Candes 2021): a time above the bound raises its log by `WIDEN`,
+one below lowers it by WIDEN / 99, so that it takes 99 times below to undo one above, and in the long run 1 % are above. A
+profile's own guards are wide where the work that it measured had little in common: a bound of twice what steps take would
+forbid splits that keep the objective.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from pdmux_ray.policy.views import Estimate, Piece
 
 WIDEN = 0.12  # of the log of the guard, for a time above the bound
 NARROW = WIDEN / 99
-WIDEST = math.log(8.0)
+WIDEST = math.log(8.0)  # over the profile's
+LEAST_GUARD = 1.1  # times the corrected prediction: no bound is nearer
 LEARN = 0.05  # weight of a new time in the mean, when there have been many
 LEARN_FIRST = 4  # the first ones weigh as if so many had come before them
 CLIP = math.log(4.0)  # a single time counts as no further from the prediction than this
@@ -38,7 +40,7 @@ class _State:
     """Of one cell: natural logs."""
 
     mean: float = 0.0
-    guard: float = 0.0  # over 0 only where it is wider than the profile's
+    guard: float = 0.0  # over the profile's; below 0 where it is narrower
     seen: int = 0
     drifting: bool = False
     told: bool = False
@@ -141,8 +143,10 @@ def _widening(state: _State) -> float:
 
 def _update(state: _State, distance: float, base: Estimate) -> None:
     """`distance`: log(measured / predicted), before any correction."""
-    over = distance - state.mean > math.log(base.bound_s / base.predicted_s) + state.guard
-    state.guard = min(max(state.guard + (WIDEN if over else -NARROW), 0.0), WIDEST)
+    profiled = math.log(base.bound_s / base.predicted_s)
+    over = distance - state.mean > profiled + state.guard
+    narrowest = min(0.0, math.log(LEAST_GUARD) - profiled)
+    state.guard = min(max(state.guard + (WIDEN if over else -NARROW), narrowest), WIDEST)
     state.seen += 1
     weight = max(LEARN, 1 / (LEARN_FIRST + state.seen))
     clipped = min(max(distance, -CLIP), CLIP)

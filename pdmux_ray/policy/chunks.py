@@ -11,7 +11,7 @@ from pdmux_ray.policy.sharing import chunk_tokens
 from pdmux_ray.policy.views import Estimate, Piece
 
 
-def plan_chunks(step: LaneStep) -> tuple[tuple[Chunk, ...], Estimate | None, StepReason | None]:
+def plan_chunks(step: LaneStep, itl_s: float) -> tuple[tuple[Chunk, ...], Estimate | None, StepReason | None]:
     """The chunks of a step, what it is predicted to take, and why nobody new could start when somebody could not."""
     room = step.room()
     first, others, blocked = first_entrant(step, room)
@@ -19,7 +19,7 @@ def plan_chunks(step: LaneStep) -> tuple[tuple[Chunk, ...], Estimate | None, Ste
         return (), None, blocked
     costs, limits = step.costs, step.limits
     assert costs is not None
-    budget, _ = chunk_tokens(costs, step.view, step.decodes, limits.max_prefill_tokens, first.piece.prior_tokens, limits.itl_s)
+    budget, _ = chunk_tokens(costs, step.view, step.decodes, limits.max_prefill_tokens, first.piece.prior_tokens, itl_s)
     chunks: list[Chunk] = []
     pieces: list[Piece] = []
     for member in chain([first], others):
@@ -32,7 +32,7 @@ def plan_chunks(step: LaneStep) -> tuple[tuple[Chunk, ...], Estimate | None, Ste
         if budget == 0:
             break
     step_s = costs.mixed(*step.decodes, pieces, step.view.units)
-    while len(pieces) > 1 and step_s.bound_s > limits.itl_s:  # the others look back farther than the first one does
+    while len(pieces) > 1 and step_s.bound_s > itl_s:  # the others look back farther than the first one does
         chunks.pop()
         pieces.pop()
         step_s = costs.mixed(*step.decodes, pieces, step.view.units)

@@ -59,6 +59,7 @@ class ModeReason(Enum):
     FITS = "fits"  # the fewest decode units whose bound keeps the ITL objective
     BEST_EFFORT = "best_effort"  # no split keeps the ITL objective: the one that misses it least
     SLACK = "slack"  # this mode finishes the prefill earlier than any other that keeps the ITL objective
+    HURRY = "hurry"  # this mode misses the ITL objective by little, and else the first token would be late
     DWELL = "dwell"  # another one would be better, but the last change is too recent
     HELD = "held"  # a block in flight keeps its units: nothing changes before it ends
     TABLE = "table"  # the published rule by decode batch size

@@ -92,8 +92,9 @@ def chunk_of(member: Entrant, tokens: int) -> Chunk:
 
 def _begin(members: Sequence[Entrant]) -> Work:
     chunks = tuple([chunk_of(member, member.piece.new_tokens) for member in members])
-    return Work(None, chunks, [member.piece for member in members], 0)
+    due_s = min([member.request.ttft_deadline_s for member in members])
+    return Work(None, chunks, [member.piece for member in members], 0, due_s)
 
 
 def _go_on(job: JobView) -> Work:
-    return Work(job, (), job.pieces, job.layers_done)
+    return Work(job, (), job.pieces, job.layers_done, min([request.ttft_deadline_s for request in job.requests]))

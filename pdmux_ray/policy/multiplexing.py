@@ -17,7 +17,7 @@ from pdmux_ray.policy.decisions import LaneUse, ModeReason, StepPlan, StepReason
 from pdmux_ray.policy.jobs import choose_work
 from pdmux_ray.policy.lane_limits import LaneLimits
 from pdmux_ray.policy.lane_step import LaneStep, lane_step, mode_in_force
-from pdmux_ray.policy.mode_choice import choose_way
+from pdmux_ray.policy.mode_choice import LITTLE, choose_way, in_hurry
 from pdmux_ray.policy.sharing import Way, Work, beside, chunked, most, time_shared
 from pdmux_ray.policy.views import CostModel, LanesView
 from pdmux_ray.types import Mode, Split
@@ -34,6 +34,7 @@ def plan_lanes(view: LanesView, limits: LaneLimits, costs: CostModel | None) -> 
     2. While a block is in flight its units stay its own: the decodes go on with what they have, and wait when that is nothing.
     3. Else the prefill lane is given the next block of the most urgent work; when nobody decodes, on every unit.
     4. The mode is the configured one; AUTO takes the way whose bound holds and that is predicted to end that work first.
+       When its first token would be late so, the bound may miss the objective by little.
 
     The plan may start any waiting request, not only the first one.
     """
@@ -69,12 +70,33 @@ def _choose(step: LaneStep, work: Work, costs: CostModel) -> tuple[Way, ModeReas
     if limits.mode is not Mode.AUTO:
         way = beside(costs, view, decodes, work, limits.mode, itl_s)
         return way, ModeReason.FITS if way.gap_s.bound_s <= itl_s else ModeReason.BEST_EFFORT
+    return _auto(step, work, costs)
+
+
+def _auto(step: LaneStep, work: Work, costs: CostModel) -> tuple[Way, ModeReason]:
+    """With the ITL objective; when the first token would be late with it, with one a little longer, if that helps."""
+    view, limits = step.view, step.limits
+    age_s, left_s = view.now - view.mode_since_s, work.due_s - view.now
+
+    def best(itl_s: float) -> tuple[Way, ModeReason]:
+        return choose_way(_ways(step, work, costs, itl_s), itl_s, view.mode, age_s, costs.switch_s, limits.dwell)
+
+    calm, why = best(limits.itl_s)
+    if calm.finish_s <= left_s or why is ModeReason.BEST_EFFORT:
+        return calm, why
+    hurried, _ = best(LITTLE * limits.itl_s)
+    return (hurried, ModeReason.HURRY) if in_hurry(calm, hurried, left_s) else (calm, why)
+
+
+def _ways(step: LaneStep, work: Work, costs: CostModel, itl_s: float) -> list[Way]:
+    """All that are possible."""
+    view, decodes = step.view, step.decodes
     ways = [time_shared(costs, view, decodes, work, itl_s)]
     if view.splits:
         ways += [beside(costs, view, decodes, work, mode, itl_s) for mode in (Mode.SPLIT, Mode.CAPPED)]
     if not step.jobs:  # a job's layers cannot become chunks
-        ways.append(chunked(costs, view, decodes, work, itl_s, limits.max_prefill_tokens))
-    return choose_way(ways, itl_s, view.mode, view.now - view.mode_since_s, costs.switch_s, limits.dwell)
+        ways.append(chunked(costs, view, decodes, work, itl_s, step.limits.max_prefill_tokens))
+    return ways
 
 
 def _ruled_use(step: LaneStep, work: Work) -> LaneUse:
@@ -134,7 +156,8 @@ def _decode_alone(step: LaneStep, blocked: StepReason | None) -> StepPlan:
 
 
 def _chunk(step: LaneStep, why: ModeReason) -> StepPlan:
-    chunks, step_s, blocked = plan_chunks(step)
+    itl_s = step.limits.itl_s * (LITTLE if why is ModeReason.HURRY else 1.0)
+    chunks, step_s, blocked = plan_chunks(step, itl_s)
     if not chunks:
         return _decode_alone(step, blocked)
     reason = StepReason.CHUNK_MIXED if step.decoding else StepReason.CHUNK_ONLY

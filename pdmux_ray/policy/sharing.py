@@ -40,6 +40,7 @@ class Work(NamedTuple):
     chunks: tuple[Chunk, ...]  # of a new one
     pieces: Sequence[Piece]
     layers_done: int
+    due_s: float  # the earliest TTFT deadline in it; inf: there is none
 
     @property
     def new_tokens(self) -> int:

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from pdmux_ray.latency.correction import DRIFT_AFTER, CorrectedCosts
+from pdmux_ray.latency.correction import DRIFT_AFTER, LEAST_GUARD, CorrectedCosts
 from pdmux_ray.latency.profile import Profile
 from pdmux_ray.policy.views import LearningCostModel, Piece
 
@@ -59,15 +59,24 @@ def test_a_time_above_the_bound_widens_it_at_once_and_99_below_undo_that(correct
         return estimate.bound_s / estimate.predicted_s
 
     decode(corrected, usual.predicted_s, times=100)
-    narrow = guard()
+    before = guard()
     decode(corrected, 1.5 * usual.bound_s)
     wide = guard()
     decode(corrected, usual.predicted_s, times=98)
-    assert narrow == pytest.approx(usual.bound_s / usual.predicted_s)
-    assert wide > 1.1 * narrow
-    assert narrow < guard() < wide
-    decode(corrected, usual.predicted_s, times=2)
-    assert guard() == pytest.approx(narrow)
+    assert wide > 1.1 * before
+    assert before < guard() < wide
+    decode(corrected, usual.predicted_s)
+    assert guard() == pytest.approx(before)
+
+
+def test_times_that_vary_less_than_in_the_profile_narrow_the_bound_but_never_onto_the_prediction(
+    corrected: CorrectedCosts, profile: Profile
+) -> None:
+    usual = profile.costs().decode(4, 800, 1, 1)
+    decode(corrected, usual.predicted_s, times=3000)
+    now = corrected.decode(4, 800, 1, 1)
+    assert now.bound_s == pytest.approx(LEAST_GUARD * now.predicted_s)
+    assert now.bound_s < usual.bound_s
 
 
 @pytest.mark.parametrize("spread", [0.03, 0.15, 0.4])

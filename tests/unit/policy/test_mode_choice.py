@@ -9,7 +9,7 @@ import pytest
 from pdmux_ray.policy.decisions import ModeReason, StepPlan, StepReason
 from pdmux_ray.policy.fake_costs import FakeCosts
 from pdmux_ray.policy.lane_limits import LaneLimits
-from pdmux_ray.policy.mode_choice import choose_way
+from pdmux_ray.policy.mode_choice import LITTLE, choose_way, in_hurry
 from pdmux_ray.policy.multiplexing import plan_lanes
 from pdmux_ray.policy.sharing import Way
 from pdmux_ray.policy.views import Estimate
@@ -29,6 +29,20 @@ def plan_of(view: Lanes, itl_s: float, costs: FakeCosts) -> StepPlan:
 
 def mode_of(plan: StepPlan) -> Mode:
     return plan.lanes.mode if plan.lanes else Mode.CHUNKED
+
+
+def why_of(plan: StepPlan) -> ModeReason | None:
+    return plan.lanes.why if plan.lanes else plan.why
+
+
+def gap_bound_s(plan: StepPlan) -> float:
+    """Between two tokens of a decode."""
+    if plan.lanes is None:
+        assert plan.step_s is not None
+        return plan.step_s.bound_s
+    assert plan.lanes.decode_s is not None
+    assert plan.lanes.block_s is not None
+    return plan.lanes.decode_s.bound_s + plan.lanes.block_s.bound_s * (plan.lanes.mode is Mode.TIME_SHARED)
 
 
 def busy(units: int) -> Lanes:
@@ -120,3 +134,29 @@ def test_a_mode_whose_bound_does_not_hold_is_left_at_once() -> None:
 def test_a_mode_that_ends_the_prefill_first_is_not_left_for_an_equal_one() -> None:
     ways = [way(SPLIT, 0.02, 1.04), way(CHUNKED, 0.05, 1.0)]
     assert choose_way(ways, 0.06, CHUNKED, 1e9, 0.001, 10.0) == (ways[1], ModeReason.DWELL)
+
+
+@pytest.mark.parametrize(
+    ("left_s", "hurried_s", "hurry"),
+    [(2.1, 1.0, False), (1.9, 1.8, True), (1.7, 1.8, False), (-1.0, 1.2, True), (-1.0, 1.4, False)],
+    ids=["in time", "else late", "late in both", "late, but much sooner", "late, and little sooner"],
+)
+def test_a_hurry(left_s: float, hurried_s: float, hurry: bool) -> None:
+    assert in_hurry(way(SPLIT, 0.02, 2.0), way(SPLIT, 0.07, hurried_s), left_s) is hurry
+
+
+def test_a_first_token_that_would_be_late_may_stretch_the_objective_by_little() -> None:
+    itl_s = CPU.decode(4, 400, 1, 1).bound_s / 1.2
+    stretched = []
+    for left_ms in range(10, 400, 10):
+        view = replace(busy(2), waiting=[waiter("w", 64, due_s=100.0 + left_ms / 1000)])
+        plan = plan_of(view, itl_s, CPU)
+        stretched.append(why_of(plan) is ModeReason.HURRY)
+        assert gap_bound_s(plan) <= itl_s * (LITTLE if stretched[-1] else 1)
+    assert any(stretched), "a deadline that only a stretched objective can keep"
+    assert not stretched[-1], "one that can be kept anyway"
+
+
+def test_without_a_deadline_nothing_is_stretched() -> None:
+    itl_s = CPU.decode(4, 400, 1, 1).bound_s / 1.2
+    assert why_of(plan_of(busy(2), itl_s, CPU)) is ModeReason.SLACK
