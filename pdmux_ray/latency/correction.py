@@ -1,6 +1,6 @@
 """Corrects a latency model while it is used: a `CostModel` that learns from what steps really took. Stdlib only.
 
-    corrected prediction = prediction * exp(mean),   mean: EWMA of log(measured / predicted), per cell, clipped
+    corrected prediction = prediction * exp(mean),   mean: EWMA of log(measured / predicted), per cell
     corrected bound      = corrected prediction * adaptive guard, * DRIFT_WIDENING if drifting
 
 The adaptive guard begins as the profile's and follows the 99 % quantile of measured / corrected prediction, whatever its
@@ -26,7 +26,7 @@ WIDEST = math.log(8.0)  # over the profile's
 LEAST_GUARD = 1.1  # times the corrected prediction: no bound is nearer
 LEARN = 0.05  # weight of a new time in the mean, when there have been many
 LEARN_FIRST = 4  # the first ones weigh as if so many had come before them
-CLIP = math.log(4.0)  # a single time counts as no further from the prediction than this
+CLIP = 0.1  # a time counts as no further from the mean than this: so the mean stays near the median, of which few stalls know
 DRIFT = math.log(1.3)  # a mean so far from the profile is a drift
 DRIFT_AFTER = 50  # times of a cell
 CALM = DRIFT / 2  # and back under this is none any more
@@ -149,5 +149,4 @@ def _update(state: _State, distance: float, base: Estimate) -> None:
     state.guard = min(max(state.guard + (WIDEN if over else -NARROW), narrowest), WIDEST)
     state.seen += 1
     weight = max(LEARN, 1 / (LEARN_FIRST + state.seen))
-    clipped = min(max(distance, -CLIP), CLIP)
-    state.mean += weight * (clipped - state.mean)
+    state.mean += weight * min(max(distance - state.mean, -CLIP), CLIP)

@@ -51,6 +51,16 @@ def test_one_wild_time_moves_the_prediction_little(corrected: CorrectedCosts, pr
     assert corrected.decode(4, 800, 1, 1).predicted_s < 1.1 * usual_s
 
 
+def test_a_prediction_is_near_the_median_of_what_is_measured_not_drawn_off_by_stalls(
+    corrected: CorrectedCosts, profile: Profile
+) -> None:
+    usual_s = profile.costs().decode(4, 800, 1, 1).predicted_s
+    rng = random.Random(3)
+    for _ in range(500):
+        decode(corrected, usual_s * (2.0 if rng.random() < 0.1 else 1.0))
+    assert corrected.decode(4, 800, 1, 1).predicted_s < 1.02 * usual_s
+
+
 def test_a_time_above_the_bound_widens_it_at_once_and_99_below_undo_that(corrected: CorrectedCosts, profile: Profile) -> None:
     usual = profile.costs().decode(4, 800, 1, 1)
 
