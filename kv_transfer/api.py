@@ -60,7 +60,7 @@ class FenceReason(Enum):
     STALE_EPOCH = "stale_epoch"  # meant for, or sent by, another start of an instance
     UNKNOWN_HANDOFF = "unknown_handoff"  # never was, or has ended
     REPLAYED = "replayed"  # of a kind or range that was taken before
-    OUT_OF_ORDER = "out_of_order"  # a range that does not continue what has landed
+    WRONG_RANGE = "wrong_range"  # layers or tokens that the ticket does not have, or not aligned
     WRONG_TICKET = "wrong_ticket"  # its digest (pages, generations, prefix) is not the ticket's
     PREFIX_MISMATCH = "prefix_mismatch"  # the tokens are not those that the prefix hash is of
     EXPIRED = "expired"
@@ -103,6 +103,7 @@ class Ticket:
     generations: tuple[int, ...]
     prefix_hash: str  # `prefix_hash(tokens)`
     seconds: float  # from its sending to its deadline: the ends' clocks differ
+    checksum: bool  # every note must have the CRC-32 of its bytes
 
     @property
     def digest(self) -> str:
@@ -214,8 +215,11 @@ class KvPort(Protocol):
     def failed(self, handoff: HandoffId) -> None:
         """P: it cannot be computed."""
 
+    def used(self, handoff: HandoffId, tokens: int) -> None:
+        """D: so many of the landed tokens were not computed again. Counted only, next to those that landed."""
+
     def poll(self) -> Sequence[PortEvent]:
-        """What happened since the last call, in order."""
+        """What happened since the last call, in order. Raises KvTransferError when the port itself has failed."""
 
 
 # --- the seam to what moves the bytes ----------------------------------------------------------------------------------------
@@ -299,7 +303,10 @@ class Transport(Protocol):
     """Moves bytes and frames between this instance and its peers. One thread calls all of it, but `wake`.
 
     Nothing blocks, but `wait` and `close`. Every posted handle ends with one WriteDone, whatever happens to the peer, at the
-    latest after `disconnect`. Peers are named as by `connect`; one that connected to us, by the name in its hello.
+    latest after `disconnect`. Notes may overtake each other and the control line.
+    Peers are named as by `connect`; one that connected to us, by the name in its hello. Of a peer there is one connection at a
+    time: after its PeerDown, and so before the next PeerUp, nothing that came over it is delivered. PeerFenced may come before
+    or after PeerDown, and without `fence` when the peer's process is seen to be dead.
     """
 
     @property
