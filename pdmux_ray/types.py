@@ -18,7 +18,7 @@ class Phase(Enum):
 
     QUEUED = "queued"  # accepted, holds no pages (also after a preemption)
     PREFILL = "prefill"  # holds pages; at least one known token is not computed yet
-    TRANSFER = "transfer"  # its KV pages are on their way to another instance
+    TRANSFER = "transfer"  # holds pages; KV of its prompt is on its way into them from another instance
     DECODE = "decode"  # every known token but the newest is computed
     DONE = "done"  # final: finished by a stop condition, or aborted by its client
     FAILED = "failed"  # final: ended by an error that its client was told
@@ -26,8 +26,8 @@ class Phase(Enum):
 
 LEGAL_MOVES: Mapping[Phase, frozenset[Phase]] = MappingProxyType(
     {
-        Phase.QUEUED: frozenset({Phase.PREFILL, Phase.DONE, Phase.FAILED}),
-        Phase.PREFILL: frozenset({Phase.DECODE, Phase.TRANSFER, Phase.QUEUED, Phase.DONE, Phase.FAILED}),
+        Phase.QUEUED: frozenset({Phase.PREFILL, Phase.TRANSFER, Phase.DONE, Phase.FAILED}),
+        Phase.PREFILL: frozenset({Phase.DECODE, Phase.QUEUED, Phase.DONE, Phase.FAILED}),
         Phase.TRANSFER: frozenset({Phase.DECODE, Phase.QUEUED, Phase.DONE, Phase.FAILED}),
         Phase.DECODE: frozenset({Phase.QUEUED, Phase.DONE, Phase.FAILED}),
         Phase.DONE: frozenset(),
@@ -144,13 +144,17 @@ class ModelFacts:
 
 @dataclass(frozen=True, slots=True)
 class NewRequest:
-    """What the engine is given. `prompt` is never empty. `deadline_s` is on the engine's monotonic clock."""
+    """What the engine is given. `prompt` is never empty. Deadlines are on the engine's monotonic clock."""
 
     request_id: str
     prompt: tuple[int, ...]
     params: SamplingParams
     sink: str = ""  # which listener its tokens go to (a gateway's id)
     deadline_s: float | None = None
+    # Instances to get the prompt's KV from, to be tried in this order until `fetch_deadline_s`, which is set exactly when there
+    # are any; after that the prompt is prefilled here.
+    prefill_peers: tuple[str, ...] = ()
+    fetch_deadline_s: float | None = None
 
 
 @dataclass(slots=True)
@@ -176,3 +180,5 @@ class Load:
     total_pages: int
     steps: int  # steps completed since start
     step_age_s: float  # how long the step under way has taken so far; 0 while there is none
+    leased_pages: int = 0  # held by nobody but a transfer that reads them
+    quarantined_pages: int = 0  # held by nobody, but a transfer may still write into them

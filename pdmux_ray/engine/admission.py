@@ -30,6 +30,7 @@ class Standing:
     decoding: Sequence[Request]
     prefilling: Sequence[Request]
     waiting: Sequence[Request]
+    transferring: Sequence[Request]
     layers: int
     units: int
     splits: Sequence[Split]
@@ -58,6 +59,7 @@ class Admitter:
     def look(self) -> None:
         lanes = self._lanes
         self._queues = tuple(lanes.decoding), tuple(lanes.prefilling), tuple(lanes.waiting), tuple(lanes.jobs)
+        self._transferring = tuple(lanes.transferring)
 
     def check(self, request: Request, enqueued: Sequence[Request], now: float) -> None:
         """`enqueued`: who came since the last `look`. Raises QueueFullError when the first token is predicted to miss its
@@ -71,6 +73,7 @@ class Admitter:
             decoding=decoding,
             prefilling=prefilling,
             waiting=(*waiting, *enqueued),
+            transferring=self._transferring,
             layers=lanes.layers,
             units=lanes.units,
             splits=lanes.splits,

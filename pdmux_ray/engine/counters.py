@@ -4,9 +4,23 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from enum import Enum
 
-from pdmux_ray.policy.decisions import ModeReason, StepReason
+from kv_transfer.api import LossReason
+from pdmux_ray.policy.decisions import FetchReason, ModeReason, StepReason
 from pdmux_ray.types import FinishReason
+
+LANDED = "landed"  # of a fetch; else a LossReason's value
+
+
+class ExportEnd(Enum):
+    """How a prefill for another instance ended here."""
+
+    SENT = "sent"  # the other instance has it all
+    UNWANTED = "unwanted"  # it was wanted no more, or could not be sent
+    REFUSED = "refused"  # it was not begun: too long for this instance, or the queue is full
+    FAILED = "failed"  # the device failed, or its deadline passed
+
 
 _MIN_RETRY_S, _MAX_RETRY_S = 1.0, 60.0
 
@@ -27,7 +41,14 @@ class Counters:
     prefix_hit_tokens: int = 0  # not computed because the prefix cache had them
     generated_tokens: int = 0
     page_evictions: int = 0  # cached pages that were forgotten to make room
-    finished: dict[FinishReason, int] = field(default_factory=lambda: dict.fromkeys(FinishReason, 0))
+    finished: dict[FinishReason, int] = field(default_factory=lambda: dict.fromkeys(FinishReason, 0))  # without exports
+    fetch_choices: dict[FetchReason, int] = field(default_factory=lambda: dict.fromkeys(FetchReason, 0))
+    fetches: dict[str, int] = field(  # that have ended
+        default_factory=lambda: dict.fromkeys([LANDED, *(reason.value for reason in LossReason)], 0)
+    )
+    exports: dict[ExportEnd, int] = field(default_factory=lambda: dict.fromkeys(ExportEnd, 0))  # that are no longer read
+    kv_received_tokens: int = 0  # landed, complete and verified
+    kv_used_tokens: int = 0  # of these, the ones that a first token was made from
     queued_s: float = 0.0  # seconds of steps that left somebody waiting
     # When the latest requests (some batches full) finished while somebody waited, on the clock of `queued_s`.
     queued_finishes_s: deque[float] = field(default_factory=lambda: deque([0.0], maxlen=64))
@@ -43,6 +64,11 @@ class Counters:
             "pdmux_engine_generated_tokens_total": self.generated_tokens,
             "pdmux_preemptions_total": self.preemptions,
             "pdmux_page_evictions_total": self.page_evictions,
+            "pdmux_fetch_choices_total": {reason.value: count for reason, count in self.fetch_choices.items()},
+            "pdmux_fetches_total": dict(self.fetches),
+            "pdmux_exports_total": {end.value: count for end, count in self.exports.items()},
+            "pdmux_kv_received_tokens_total": self.kv_received_tokens,
+            "pdmux_kv_used_tokens_total": self.kv_used_tokens,
         }
 
     def retry_after_s(self, waiting: int) -> float:

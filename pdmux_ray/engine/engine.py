@@ -12,10 +12,12 @@ import threading
 from collections.abc import Iterable
 from dataclasses import replace
 
+from kv_transfer.api import KvPort, Wanted
 from pdmux_ray.clock import Clock, WallClock
 from pdmux_ray.engine.admission import Admitter
 from pdmux_ray.engine.counters import Counters
 from pdmux_ray.engine.fake_runner import FakeRunner
+from pdmux_ray.engine.handoffs import Handoffs, NoPort, export_id
 from pdmux_ray.engine.lane_loop import LaneLoop
 from pdmux_ray.engine.lanes import LaneScheduler, Planner
 from pdmux_ray.engine.limits import EngineLimits, with_lanes
@@ -26,10 +28,17 @@ from pdmux_ray.engine.request import Request
 from pdmux_ray.engine.runner import LaneRunner, Runner
 from pdmux_ray.engine.scheduler import Scheduler
 from pdmux_ray.engine.timeline import Timeline
-from pdmux_ray.errors import ContextLengthError, InstanceUnavailableError, PdmuxError, QueueFullError, RequestError
+from pdmux_ray.errors import (
+    ConfigError,
+    ContextLengthError,
+    InstanceUnavailableError,
+    PdmuxError,
+    QueueFullError,
+    RequestError,
+)
 from pdmux_ray.policy.routing import stalled
 from pdmux_ray.policy.views import CostModel
-from pdmux_ray.types import Load, NewRequest
+from pdmux_ray.types import Load, NewRequest, SamplingParams
 
 logger = logging.getLogger(__name__)
 
@@ -46,9 +55,11 @@ class Engine:
         *,
         costs: CostModel | None = None,
         planner: Planner | None = None,
+        port: KvPort | None = None,
     ) -> None:
         """`costs`: of this model on this device, for the modes that predict. `planner`: instead of the policy that the limits
-        name, for a mode with lanes.
+        name, for a mode with lanes. `port`: to other instances; whoever gives it calls `wake` when it has events, and closes it
+        before the engine, whose memory it reads and writes.
         """
         pool_tokens = runner.pages * runner.page_size
         if pool_tokens < limits.context_length:
@@ -59,6 +70,8 @@ class Engine:
         self._clock = clock or WallClock()
         self._pool = PagePool(runner.pages, runner.page_size)
         self._admitter: Admitter | None = None
+        self._has_port = port is not None
+        self._handoffs = Handoffs(port or NoPort(), _layers(runner, port), self._take_export)
         self._scheduler, self._loop = self._make_loop(publish, costs, planner)
         self._arrivals = 0
         self._thread: threading.Thread | None = None
@@ -68,14 +81,15 @@ class Engine:
         limits, runner = self.limits, self._runner
         if not limits.has_lanes:
             units = runner.units if isinstance(runner, LaneRunner) else 1
-            scheduler = Scheduler(limits, self._pool, Timeline(units, limits.mode))
+            scheduler = Scheduler(limits, self._pool, Timeline(units, limits.mode), self._handoffs)
             return scheduler, StepLoop(runner, scheduler, publish, self._clock)
         device = with_lanes(runner, limits.mode)
         if costs is None and isinstance(device, FakeRunner):
             costs = device.costs  # it takes what they say
         bounds = lane_limits(limits, device)
         timeline = Timeline(device.units, limits.mode)
-        lanes = LaneScheduler(limits, self._pool, timeline, device, planner or make_planner(bounds, costs))
+        planner = planner or make_planner(bounds, costs)
+        lanes = LaneScheduler(limits, self._pool, timeline, self._handoffs, device, planner)
         self._admitter = make_admitter(lanes, limits, bounds, costs)
         return lanes, LaneLoop(device, lanes, publish, self._clock, costs, self._admitter)
 
@@ -109,6 +123,10 @@ class Engine:
         )
         self._loop.submit(lambda: self._admit(request))
 
+    def wake(self) -> None:
+        """To be called when the port has events: they are taken in before the next step, which may be at once."""
+        self._loop.wake()
+
     def abort(self, request_ids: Iterable[str]) -> None:
         """Ends these requests and frees their pages before the next step; unknown ids are ignored.
 
@@ -119,12 +137,14 @@ class Engine:
     def load(self) -> Load:
         scheduler = self._scheduler
         return Load(
-            running=len(scheduler.decoding) + len(scheduler.prefilling),
+            running=len(scheduler.decoding) + len(scheduler.prefilling) + len(scheduler.transferring),
             waiting=self._loop.waiting,
             free_pages=self._pool.available,
             total_pages=self._pool.pages,
             steps=scheduler.counters.steps,
             step_age_s=self._loop.step_age_s,
+            leased_pages=self._pool.leased,
+            quarantined_pages=self._pool.quarantined,
         )
 
     def defect(self) -> str | None:
@@ -138,6 +158,8 @@ class Engine:
         defect = self.defect()
         if defect is not None:
             return defect
+        if self._handoffs.broken is not None:
+            return f"the KV port has failed: {self._handoffs.broken}"
         age_s = self._loop.step_age_s
         if stalled(age_s, self.limits.stall_timeout_s):
             return f"the step under way has taken {age_s:.1f} s, more than {self.limits.stall_timeout_s:.1f} s"
@@ -175,6 +197,23 @@ class Engine:
                 )
         self._runner.close()
 
+    def _take_export(self, wanted: Wanted) -> None:
+        """Enqueues a prefill for another instance, in the step loop's thread. Raises as `submit` does."""
+        new = NewRequest(export_id(wanted.handoff), wanted.tokens, SamplingParams(max_tokens=1), deadline_s=wanted.deadline)
+        self._check(new)
+        now = self._clock.now()
+        request = Request(
+            new,
+            context_length=self.limits.context_length,
+            eos_token_ids=self.limits.eos_token_ids,
+            page_size=self._pool.page_size,
+            prefix_cache=self.limits.prefix_cache,
+            now=now,
+            ttft_s=wanted.deadline - now,
+            export=wanted.handoff,
+        )
+        self._loop.submit(lambda: self._admit(request))
+
     def _admit(self, request: Request) -> Request:
         problem = self.problem()
         if problem is not None:
@@ -184,7 +223,7 @@ class Engine:
         waiting = self._loop.waiting
         if waiting >= self.limits.max_waiting:
             raise QueueFullError(waiting, self.counters.retry_after_s(waiting))
-        if self._admitter is not None:
+        if self._admitter is not None and not request.exported and not request.peers:
             self._admitter.check(request, self._loop.enqueued, self._clock.now())
         self._arrivals += 1
         request.arrival = self._arrivals
@@ -192,6 +231,10 @@ class Engine:
 
     def _check(self, new: NewRequest) -> None:
         prompt, vocab_size = new.prompt, self.limits.vocab_size
+        if new.prefill_peers and not self._has_port:
+            raise RequestError("This instance is not linked to others, so it cannot fetch KV from any. Name no prefill peers.")
+        if new.prefill_peers and new.fetch_deadline_s is None:
+            raise RequestError("A request with prefill peers needs a deadline for the fetch. Set fetch_deadline_s.")
         if not prompt:
             raise RequestError("The prompt is empty. Give at least one token.", param="prompt")
         if len(prompt) >= self.limits.context_length:
@@ -202,3 +245,12 @@ class Engine:
                 raise RequestError(
                     f"Token id {wrong} is outside the vocabulary: 0 to {vocab_size - 1} are allowed.", param=param
                 )
+
+
+def _layers(runner: Runner, port: KvPort | None) -> int:
+    """Of the model, for what is told to the port. Raises ConfigError when the device does not say."""
+    if isinstance(runner, LaneRunner):
+        return runner.layers
+    if port is not None:
+        raise ConfigError("KV is handed over by layers, and this device does not say how many there are. Use one with lanes.")
+    return 1

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 
+from pdmux_ray.engine.handoffs import Handoffs
 from pdmux_ray.engine.jobs import Flight, Job
 from pdmux_ray.engine.limits import EngineLimits
 from pdmux_ray.engine.pages import PagePool
@@ -28,8 +29,16 @@ Planner = Callable[[LanesView], StepPlan]
 class LaneScheduler(Scheduler):
     """A `Scheduler` that implements `policy.views.LanesView`."""
 
-    def __init__(self, limits: EngineLimits, pool: PagePool, timeline: Timeline, device: LaneRunner, planner: Planner) -> None:
-        super().__init__(limits, pool, timeline)
+    def __init__(
+        self,
+        limits: EngineLimits,
+        pool: PagePool,
+        timeline: Timeline,
+        handoffs: Handoffs,
+        device: LaneRunner,
+        planner: Planner,
+    ) -> None:
+        super().__init__(limits, pool, timeline, handoffs)
         self.layers = device.layers
         self.units = device.units
         self.splits: Sequence[Split] = device.splits
@@ -82,23 +91,26 @@ class LaneScheduler(Scheduler):
 
     def end_block(self, output: StepOutput | None, now: float) -> None:
         """Takes in the block in flight, which has ended: with its job's tokens when it was the last one."""
-        job = self._land()
+        first_layer, job = self._land()
         if (output is not None) != (job.layers_done == self.layers):
             raise IntegrityError(f"job {job.job_id} answered {output} after {job.layers_done} of {self.layers} layers")
         self._count_waiting(now)
+        kept = [piece for piece in job.slices if piece.sequence not in job.gone]
+        self._report(kept, range(first_layer, job.layers_done))
         if output is None:
             if not job.wanted:
                 self._drop(job)
             return
-        answers = zip(job.slices, results_of(output, len(job.slices)), strict=True)
-        kept = [(piece, result) for piece, result in answers if piece.sequence not in job.gone]
+        sampled = [piece for piece in job.slices if piece.sample]
+        answers = zip(sampled, results_of(output, len(sampled)), strict=True)
+        results = [result for piece, result in answers if piece.sequence not in job.gone]
         self._remove(job)
-        self._commit_prefills([piece for piece, _ in kept], (result for _, result in kept), now)
-        self.counters.generated_tokens += len(kept)
+        self._commit_prefills(kept, results, now)
+        self.counters.generated_tokens += len(results)
 
     def fail_block(self, error: PdmuxError, now: float) -> None:
         """Ends the requests of the block in flight, and its job."""
-        job = self._land()
+        _, job = self._land()
         self._remove(job)
         self.fail([request for request in job.requests if request not in job.gone], error, now)
 
@@ -131,7 +143,8 @@ class LaneScheduler(Scheduler):
     def _begin(self, chunks: Iterable[Chunk]) -> Job:
         slices = [self._slice(chunk) for chunk in chunks]
         requests = [self.requests[piece.sequence.request_id] for piece in slices]
-        if not slices or not all(piece.sample for piece in slices) or any(map(self._job_of, requests)):
+        whole = all(piece.start + piece.tokens == len(piece.sequence.tokens) for piece in slices)
+        if not slices or not whole or any(map(self._job_of, requests)):
             raise IntegrityError(f"{chunks} is no new job: a request is not computed to its end, or is in another job")
         for older in self.jobs:
             older.overtaken += 1
@@ -146,13 +159,13 @@ class LaneScheduler(Scheduler):
                 return job
         raise IntegrityError(f"there is no job {job_id}: {[job.job_id for job in self.jobs]} have begun and are not done")
 
-    def _land(self) -> Job:
-        """The block in flight has ended."""
+    def _land(self) -> tuple[int, Job]:
+        """The block in flight has ended. Its first layer, and its job."""
         job, self.in_flight = self.in_flight, None
         assert job is not None
-        job.layers_done = job.end_layer
+        first_layer, job.layers_done = job.layers_done, job.end_layer
         job.flight = None
-        return job
+        return first_layer, job
 
     def _job_of(self, request: Request) -> Job | None:
         return next((job for job in self.jobs if request in job.requests), None)

@@ -28,7 +28,8 @@ logger = logging.getLogger(__name__)
 class StepLoop:
     """Drives one scheduler and one runner.
 
-    `submit`, `abort`, `stop`, `is_live`, `check_integrity` and the properties are for any thread, the rest for the loop's.
+    `submit`, `abort`, `wake`, `stop`, `is_live`, `check_integrity` and the properties are for any thread, the rest for the
+    loop's.
     """
 
     def __init__(self, runner: Runner, scheduler: Scheduler, publish: Publish, clock: Clock) -> None:
@@ -38,8 +39,9 @@ class StepLoop:
         self._clock = clock
         self._inbox: dict[str, Request] = {}
         self._aborts: list[str] = []
+        self._woken = False
         self._stopping = False
-        self._mail = threading.Condition()  # guards the three above
+        self._mail = threading.Condition()  # guards the four above
         self._stepping = threading.RLock()  # held during a step
         self._next_deadline_check_s = 0.0
         self._busy_since_s: float | None = None  # when the step under way began; None while idle
@@ -80,6 +82,12 @@ class StepLoop:
             self._aborts.extend(request_ids)
             self._mail.notify()
 
+    def wake(self) -> None:
+        """The KV port has events: a step takes them in, also when the loop was about to sleep."""
+        with self._mail:
+            self._woken = True
+            self._mail.notify()
+
     def stop(self) -> None:
         """Asks `run` to return after the step under way."""
         with self._mail:
@@ -90,13 +98,18 @@ class StepLoop:
         return request_id in self._inbox or request_id in self._scheduler.requests
 
     def run(self) -> None:
-        """Steps until `stop`, sleeping while idle; then ends every request. A breach ends the loop and leaves `broken` set."""
+        """Steps until `stop`, sleeping while idle; then ends every request. A breach ends the loop and leaves `broken` set.
+
+        Who waits for a transfer makes it look for events and deadlines from time to time; without anyone it sleeps soundly.
+        """
         try:
             while not self._stopping:
                 if not self.step():
-                    self.check_integrity()
+                    waits = self._scheduler.requests or self._scheduler.handoffs.alive
+                    if not waits:
+                        self.check_integrity()
                     with self._mail:
-                        self._mail.wait_for(lambda: self._inbox or self._aborts or self._stopping)
+                        self._mail.wait_for(self._has_mail, _DEADLINE_PERIOD_S if waits else None)
         except Exception as error:
             logger.critical("the step loop stops: an invariant of the engine is broken", exc_info=True)
             self._broken = f"{type(error).__name__}: {error}"
@@ -115,6 +128,9 @@ class StepLoop:
             self._carry_out(plan, now)
             self._publish_events()
             return True
+
+    def _has_mail(self) -> bool:
+        return bool(self._inbox or self._aborts or self._woken or self._stopping)
 
     def _carry_out(self, plan: StepPlan, now: float) -> None:
         batch = self._scheduler.apply(plan, now)
@@ -158,14 +174,17 @@ class StepLoop:
                 logger.critical("requests could not be ended in order", exc_info=True)
             events = scheduler.take_events()
             for request in scheduler.requests.values():  # whom `fail` did not reach
-                events.setdefault(request.sink, []).append(failure(request.request_id, error))
+                if not request.exported:
+                    events.setdefault(request.sink, []).append(failure(request.request_id, error))
             scheduler.requests.clear()
             for sink, news in events.items():
                 self._publish_to(sink, news)
 
     def _receive(self, now: float) -> None:
-        """Takes in what has arrived since the last step: new requests, then aborts, then the deadlines that have passed."""
+        """Takes in what came since the last step: new requests, aborts, news of transfers; then deadlines that have passed."""
         scheduler = self._scheduler
+        self._woken = False  # before it listens: what comes later wakes it again
+        scheduler.handoffs.listen()
         if self._inbox or self._aborts:
             with self._mail:
                 for request in self._inbox.values():
@@ -174,6 +193,7 @@ class StepLoop:
                 self._inbox = {}
             for request_id in aborts:
                 scheduler.abort(request_id, now)
+        scheduler.handoffs.act(scheduler, now)
         if now >= self._next_deadline_check_s:
             self._next_deadline_check_s = now + _DEADLINE_PERIOD_S
             scheduler.expire(now)
@@ -185,7 +205,9 @@ class StepLoop:
         Requests that are not in the step end at once. The step is given up when everyone it prefills is gone; its decodes,
         if any, run again in the next one. Those in a step that goes on are aborted after it.
         """
-        if not self._aborts:
+        self._scheduler.handoffs.listen()
+        unwanted = self._scheduler.handoffs.unwanted()
+        if not self._aborts and not unwanted:
             return False
         prefilled = {piece.sequence.request_id for piece in batch.prefills}
         running = prefilled.union(sequence.request_id for sequence in batch.decodes)
@@ -199,7 +221,7 @@ class StepLoop:
             self._scheduler.abort(request_id, self._clock.now())
         if now:
             self._publish_events()
-        return prefilled.issubset(later)
+        return prefilled.issubset({*later, *unwanted})
 
     def _fail_batch(self, batch: StepBatch, error: Exception) -> None:
         sequences = [*batch.decodes, *(piece.sequence for piece in batch.prefills)]

@@ -6,6 +6,11 @@
     HELD   --last holder releases-->  CACHED if it was published, else FREE
     CACHED --share-->                 HELD
     CACHED --take, least recently used first--> HELD (its old content is forgotten)
+    HELD   --lease-->                 HELD, and LEASED when all its holders have released it, until `end_lease`
+    HELD   --expose-->                HELD, and QUARANTINED when its holder has released it, until `end_exposure`
+
+A lease is a holder of its own: a transfer that reads the page. An exposure is one that writes: of a page that one request has
+and that is not published, so that nobody else can read what comes in, and nobody gets the page while it still may come.
 
 A published page is known by a digest over its tokens and everything before them, so equal digests mean equal KV.
 """
@@ -26,11 +31,13 @@ ROOT_DIGEST = bytes(_DIGEST_BYTES)  # stands before the first page of a sequence
 
 
 class PageState(Enum):
-    """Who frees a page: nobody (it is free), its holders, or the cache when room is needed."""
+    """Who frees a page: nobody (it is free), its holders, the cache when room is needed, or the end of a transfer."""
 
     FREE = "free"
     HELD = "held"
     CACHED = "cached"
+    LEASED = "leased"  # only transfers that read it hold it
+    QUARANTINED = "quarantined"  # a transfer may still write into it, and nobody else holds it
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +65,10 @@ class PagePool:
         self.page_size = page_size
         self.evictions = 0
         self._free = list(range(pages - 1, -1, -1))  # a stack; page 0 goes first
-        self._holders = [0] * pages
+        self._holders = [0] * pages  # leases and exposures included
+        self._leases: Counter[int] = Counter()  # page -> transfers that read it
+        self._exposed: set[int] = set()
+        self._generations = [0] * pages
         self._digests: list[bytes | None] = [None] * pages
         self._published: dict[bytes, int] = {}
         self._cached: dict[int, None] = {}  # least recently used first
@@ -68,9 +78,22 @@ class PagePool:
         """Pages that can be had now: FREE or CACHED."""
         return len(self._free) + len(self._cached)
 
+    @property
+    def leased(self) -> int:
+        """Pages that are LEASED."""
+        return sum([self._holders[page] == count for page, count in tuple(self._leases.items())])
+
+    @property
+    def quarantined(self) -> int:
+        """Pages that are QUARANTINED."""
+        return sum([self._holders[page] == 1 for page in tuple(self._exposed)])
+
     def state(self, page: int) -> PageState:
-        if self._holders[page]:
-            return PageState.HELD
+        holders = self._holders[page]
+        if holders:
+            if page in self._exposed:
+                return PageState.HELD if holders > 1 else PageState.QUARANTINED
+            return PageState.LEASED if holders == self._leases[page] else PageState.HELD
         return PageState.CACHED if page in self._cached else PageState.FREE
 
     def take(self, count: int) -> list[int]:
@@ -81,8 +104,13 @@ class PagePool:
         for _ in range(count):
             page = self._free.pop() if self._free else self._evict()
             self._holders[page] = 1
+            self._generations[page] += 1
             taken.append(page)
         return taken
+
+    def generations(self, pages: Iterable[int]) -> tuple[int, ...]:
+        """How often each page has been taken so far: with this number an old message about a page is told from a new one."""
+        return tuple([self._generations[page] for page in pages])
 
     def match(self, digests: Iterable[bytes]) -> Hit:
         """The longest run of published pages that these digests start with. Changes nothing."""
@@ -105,8 +133,10 @@ class PagePool:
 
     def publish(self, page: int, digest: bytes) -> None:
         """Lets others find a held page whose KV has all been computed. Of two equal pages only the first is published."""
-        if not self._holders[page] or self._digests[page] is not None:
-            raise IntegrityError(f"page {page} cannot be published: it is {self.state(page).value} or was published before")
+        if not self._holders[page] or self._digests[page] is not None or page in self._exposed:
+            raise IntegrityError(
+                f"page {page} cannot be published: it is {self.state(page).value}, exposed, or was published before"
+            )
         if digest not in self._published:
             self._published[digest] = page
             self._digests[page] = digest
@@ -125,6 +155,39 @@ class PagePool:
                 else:
                     self._cached[page] = None
 
+    def lease(self, pages: Sequence[int]) -> None:
+        """A transfer begins to read pages that a request holds. It may do so several times at once."""
+        for page in pages:
+            if not self._holders[page] or page in self._exposed:
+                raise IntegrityError(f"page {page} cannot be leased: it is {self.state(page).value}, or exposed")
+            self._holders[page] += 1
+            self._leases[page] += 1
+
+    def end_lease(self, pages: Sequence[int]) -> None:
+        for page in pages:
+            if not self._leases[page]:
+                raise IntegrityError(f"a lease of page {page} ends that is not there: it is {self.state(page).value}")
+            self._leases[page] -= 1
+            if not self._leases[page]:
+                del self._leases[page]
+        self.release(pages)
+
+    def expose(self, pages: Sequence[int]) -> None:
+        """A transfer begins to write into pages that one request holds, and nobody can find."""
+        for page in pages:
+            if self._holders[page] != 1 or self._digests[page] is not None or page in self._exposed or self._leases[page]:
+                raise IntegrityError(f"page {page} cannot be exposed: it is {self.state(page).value}, shared, or exposed")
+            self._holders[page] = 2
+            self._exposed.add(page)
+
+    def end_exposure(self, pages: Sequence[int]) -> None:
+        """The transfer will write no more: what it wrote is there, and nobody holds the page who did not before."""
+        for page in pages:
+            if page not in self._exposed:
+                raise IntegrityError(f"page {page} was not exposed: it is {self.state(page).value}")
+            self._exposed.remove(page)
+        self.release(pages)
+
     def freed_by(self, held: Iterable[Sequence[int]]) -> int:
         """By how much `available` would rise if holders gave up these page lists."""
         given_up = Counter(page for pages in held for page in pages)
@@ -140,9 +203,21 @@ class PagePool:
         self.evictions += 1
         return page
 
-    def check_integrity(self, held: Iterable[Sequence[int]]) -> None:
-        """Checks that every page has exactly one owner, `held` being the page lists of all requests. Raises IntegrityError."""
-        counted = Counter(page for pages in held for page in pages)
+    def check_integrity(
+        self, held: Iterable[Sequence[int]], leased: Iterable[Sequence[int]] = (), exposed: Iterable[Sequence[int]] = ()
+    ) -> None:
+        """Checks that every page has exactly one owner. Raises IntegrityError.
+
+        `held`: the page lists of all requests; `leased` and `exposed`: of all transfers that read, and that may write.
+        """
+        leases = Counter(page for pages in leased for page in pages)
+        writers = Counter(page for pages in exposed for page in pages)
+        if leases != self._leases or writers != Counter(self._exposed):
+            raise IntegrityError(
+                f"leases are {dict(self._leases)} and exposed pages {self._exposed}, but those of the transfers "
+                f"{dict(leases)} and {dict(writers)}"
+            )
+        counted = Counter(page for pages in held for page in pages) + leases + writers
         if any(self._holders[page] != count for page, count in counted.items()) or sum(self._holders) != counted.total():
             wrong = {page: (n, counted[page]) for page, n in enumerate(self._holders) if n != counted[page]}
             raise IntegrityError(f"pages whose (recorded, actual) holders differ: {wrong}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 
+from kv_transfer.api import HandoffId
 from pdmux_ray.engine.pages import ROOT_DIGEST, Hit, PagePool, page_digest
 from pdmux_ray.errors import IllegalMoveError
 from pdmux_ray.types import LEGAL_MOVES, FinishReason, NewRequest, Phase
@@ -25,13 +26,18 @@ class Request:
         "cached_tokens",
         "computed_tokens",
         "deadline_s",
+        "exported",
+        "fetch_deadline_s",
+        "handoff",
         "history",
         "limit_tokens",
         "next_publish_tokens",
         "pages",
         "params",
+        "peers",
         "phase",
         "prompt_tokens",
+        "received_tokens",
         "request_id",
         "sink",
         "stop_after_tokens",
@@ -50,7 +56,9 @@ class Request:
         prefix_cache: bool,
         now: float,
         ttft_s: float = math.inf,
+        export: HandoffId | None = None,
     ) -> None:
+        """`export`: it is the prefill of another instance's request, of which this handoff takes the KV there."""
         params = new.params
         self.request_id = new.request_id
         self.sink = new.sink
@@ -64,6 +72,11 @@ class Request:
         self.pages: list[int] = []
         self.cached_tokens = 0  # prompt tokens that its first start found in the prefix cache
         self.limit_tokens = min(context_length, self.prompt_tokens + params.max_tokens)
+        self.peers = list(new.prefill_peers)  # that have not been tried yet
+        self.fetch_deadline_s = min(_or_never(new.fetch_deadline_s), _or_never(new.deadline_s))
+        self.exported = export is not None
+        self.handoff = export  # else of the newest fetch
+        self.received_tokens = 0  # by a fetch, while no token has been made from them
         self.stop_after_tokens = self.prompt_tokens + params.min_tokens  # up to this length a stop token is an ordinary one
         self.stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else eos_token_ids)
         self.phase = Phase.QUEUED
@@ -85,6 +98,10 @@ class Request:
     @property
     def held_pages(self) -> int:
         return len(self.pages)
+
+    @property
+    def pinned(self) -> bool:
+        return self.exported
 
     def move(self, phase: Phase, now: float) -> None:
         """Changes the phase; `now` in engine seconds. Raises IllegalMoveError with the history."""
@@ -128,7 +145,7 @@ class Request:
         """Holds nothing and has computed nothing afterwards; what it published stays cached."""
         pool.release(self.pages)
         self.pages = []
-        self.computed_tokens = 0
+        self.computed_tokens = self.received_tokens = 0
         self._published_pages = 0
 
     def finish_reason(self, token: int) -> FinishReason | None:
@@ -147,3 +164,7 @@ class Request:
         size = self._page_size
         for index in range(len(digests) - 1, full_pages):
             digests.append(page_digest(digests[-1], self.tokens[index * size : (index + 1) * size]))
+
+
+def _or_never(deadline_s: float | None) -> float:
+    return math.inf if deadline_s is None else deadline_s

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise, repeat
 
 from pdmux_ray.engine.counters import Counters
+from pdmux_ray.engine.handoffs import Handoffs
 from pdmux_ray.engine.limits import EngineLimits
 from pdmux_ray.engine.pages import Hit, PagePool
 from pdmux_ray.engine.request import Request
@@ -28,17 +29,21 @@ from pdmux_ray.types import FinishReason, Phase, TokenEvent, TokenLogprobs
 
 
 class Scheduler:
-    """The live requests of one instance: QUEUED in `waiting`, PREFILL in `prefilling`, DECODE in `decoding`: oldest first."""
+    """The live requests of one instance, oldest first: QUEUED in `waiting`, PREFILL in `prefilling`, DECODE in `decoding`,
+    TRANSFER in `transferring`."""
 
-    def __init__(self, limits: EngineLimits, pool: PagePool, timeline: Timeline) -> None:
+    def __init__(self, limits: EngineLimits, pool: PagePool, timeline: Timeline, handoffs: Handoffs) -> None:
         self.pool = pool
         self.timeline = timeline
+        self.handoffs = handoffs
+        self.max_batch = limits.max_batch
         self.now = 0.0  # when the plan was made
         self.counters = Counters(queued_finishes_s=deque([0.0], maxlen=4 * limits.max_batch))
         self.requests: dict[str, Request] = {}
         self.waiting: deque[Request] = deque()
         self.prefilling: list[Request] = []
         self.decoding: list[Request] = []
+        self.transferring: list[Request] = []
         self._batch_limits = limits.batch_limits()
         self._events: dict[str, list[TokenEvent]] = {}  # by sink
         self._counted_to_s = 0.0  # up to when `counters.queued_s` has counted
@@ -65,13 +70,15 @@ class Scheduler:
         """Takes in a QUEUED request with a new id, later in arrival than all before."""
         self.requests[request.request_id] = request
         self.waiting.append(request)
+        self.handoffs.enqueued(request)
         self.timeline.arrived(request.history[0][0], request.request_id, request.prompt_tokens)
 
     def plan(self, now: float) -> StepPlan:
-        """Raises IntegrityError when nothing can run although someone waits: they would wait for ever."""
+        """Raises IntegrityError when nothing can run although someone waits, not for a transfer: they would wait for ever."""
         self.now = now
+        self.handoffs.begin(self, now)
         plan = self._decide()
-        if plan.reason is StepReason.IDLE and self.requests:
+        if plan.reason is StepReason.IDLE and self.requests and not self.handoffs.alive:
             raise IntegrityError(f"{len(self.requests)} requests are live, but the plan is to do nothing")
         return plan
 
@@ -92,6 +99,8 @@ class Scheduler:
                 request.pages.extend(self.pool.take(1))
         for request in started:
             request.pages.extend(self.pool.take(-(-len(request.tokens) // page_size) - len(request.pages)))
+            if request.exported:
+                self.handoffs.begin_export(request, self.pool)
         self.counters.steps_by_reason[plan.reason] += 1
         self.counters.page_evictions = self.pool.evictions
         return StepBatch(decodes, [self._slice(chunk) for chunk in plan.prefill])
@@ -104,6 +113,7 @@ class Scheduler:
         for sequence, (token, logprob) in zip(batch.decodes, results, strict=False):
             assert isinstance(sequence, Request)
             self._append(sequence, token, logprob, now)
+        self._report(batch.prefills, None)
         self._commit_prefills(batch.prefills, results, now)
         self.counters.steps += 1
         self.counters.generated_tokens += len(output.tokens)
@@ -112,6 +122,32 @@ class Scheduler:
         """The news since the last call, by sink."""
         events, self._events = self._events, {}
         return events
+
+    # KV from another instance (`engine.handoffs`).
+
+    def begin_transfer(self, request: Request, now: float) -> None:
+        """A waiting request becomes a holder of its prefix hit, and is in TRANSFER."""
+        self._leave_queue(request, request.prefix_hit(self.pool), Phase.TRANSFER, now)
+        _put(request, self.transferring)
+
+    def land(self, request: Request, tokens: int, now: float) -> None:
+        """So many tokens have come: all of its prompt but the last is there, as if from the prefix cache, and it can decode."""
+        self.transferring.remove(request)
+        request.move(Phase.DECODE, now)
+        _put(request, self.decoding)
+        request.peers.clear()
+        request.received_tokens = tokens
+        request.computed_tokens = request.prompt_tokens - 1
+        if request.computed_tokens >= request.next_publish_tokens:
+            request.publish(self.pool)
+
+    def requeue(self, request: Request, now: float) -> None:
+        """It gives up its pages, and waits again in its place by arrival."""
+        self._queue(request).remove(request)
+        request.give_up_pages(self.pool)
+        request.move(Phase.QUEUED, now)
+        _put(request, self.waiting)
+        self.handoffs.enqueued(request)
 
     # Ends without a token.
 
@@ -127,17 +163,21 @@ class Scheduler:
             self._end_early(request, failure(request.request_id, error), now)
 
     def expire(self, now: float) -> None:
-        """Fails every live request whose deadline has passed, whatever its phase."""
+        """Fails every live request whose deadline has passed, whatever its phase; a fetch that is overdue is given up."""
         for request in list(self.requests.values()):
             if request.deadline_s is not None and now >= request.deadline_s:
                 error = DeadlineError(
                     f"The request ran past its deadline after {request.generated_tokens} tokens (phase {request.phase.value})."
                 )
                 self.fail([request], error, now)
+            elif request.phase is Phase.TRANSFER and now >= request.fetch_deadline_s:  # also when the port does not say so
+                self.handoffs.give_up(request)
+                self.requeue(request, now)
 
     def check_integrity(self) -> None:
         """Checks pages, queues, phases and lengths against each other. Raises IntegrityError."""
-        queues = {Phase.QUEUED: self.waiting, Phase.PREFILL: self.prefilling, Phase.DECODE: self.decoding}
+        phases = (Phase.QUEUED, Phase.PREFILL, Phase.DECODE, Phase.TRANSFER)
+        queues = dict(zip(phases, (self.waiting, self.prefilling, self.decoding, self.transferring), strict=True))
         queued = [request for queue in queues.values() for request in queue]
         if len(queued) != len(self.requests) or {id(r) for r in queued} != {id(r) for r in self.requests.values()}:
             raise IntegrityError(f"{len(self.requests)} requests are live, but {len(queued)} are in queues")
@@ -146,7 +186,7 @@ class Scheduler:
                 raise IntegrityError(f"the {phase.value} queue is not in order of arrival")
             for request in queue:
                 _check_request(request, phase, self.pool.page_size)
-        self.pool.check_integrity(self._page_lists())
+        self.pool.check_integrity(self._page_lists(), *self.handoffs.page_lists())
 
     def _decide(self) -> StepPlan:
         return plan_step(self, self._batch_limits)
@@ -165,26 +205,37 @@ class Scheduler:
         hit = request.prefix_hit(self.pool)
         if hit.tokens != chunk.start:
             raise IntegrityError(f"{chunk} does not fit request {request.request_id}, which hits {hit.tokens} tokens")
+        self._leave_queue(request, hit, Phase.PREFILL, now)
+        _put(request, self.prefilling)
+        self.handoffs.started(request, self)
+        return request
+
+    def _leave_queue(self, request: Request, hit: Hit, phase: Phase, now: float) -> None:
         self.waiting.remove(request)
         request.start(hit, self.pool)
-        request.move(Phase.PREFILL, now)
-        _put(request, self.prefilling)
+        request.move(phase, now)
         self.counters.prefix_hit_tokens += hit.tokens
-        return request
 
     def _slice(self, chunk: Chunk) -> PrefillSlice:
         request = self.requests[chunk.request_id]
         end = chunk.start + chunk.tokens
         if request.phase is not Phase.PREFILL or chunk.start != request.computed_tokens or end > len(request.tokens):
             raise IntegrityError(f"{chunk} does not fit {request.phase.value} request with {request.computed_tokens} computed")
-        return PrefillSlice(request, chunk.start, chunk.tokens, sample=end == len(request.tokens))
+        return PrefillSlice(request, chunk.start, chunk.tokens, sample=end == len(request.tokens) and not request.exported)
 
     def _preempt(self, request: Request, now: float) -> None:
-        self._queue(request).remove(request)
-        request.give_up_pages(self.pool)
-        request.move(Phase.QUEUED, now)
-        _put(request, self.waiting)
+        if request.pinned:
+            raise IntegrityError(f"request {request.request_id} cannot be preempted: another instance reads its pages")
+        self.requeue(request, now)
         self.counters.preemptions += 1
+
+    def _report(self, pieces: Iterable[PrefillSlice], layers: range | None) -> None:
+        """Tells other instances of what has been computed for them in these layers (None: in all)."""
+        for piece in pieces:
+            request = piece.sequence
+            assert isinstance(request, Request)
+            if request.exported:
+                self.handoffs.computed(request, layers, piece.start, piece.tokens, self.pool.page_size)
 
     def _commit_prefills(
         self, pieces: Sequence[PrefillSlice], results: Iterable[tuple[int, TokenLogprobs | None]], now: float
@@ -198,6 +249,8 @@ class Scheduler:
                 request.computed_tokens += piece.tokens
                 if request.computed_tokens >= request.next_publish_tokens:
                     request.publish(self.pool)
+                if request.computed_tokens == len(request.tokens):
+                    self._end(request, Phase.DONE, FinishReason.LENGTH, now)  # an export
                 continue
             self.prefilling.remove(request)
             request.move(Phase.DECODE, now)
@@ -216,6 +269,8 @@ class Scheduler:
         if computed == request.prompt_tokens:
             event.cached_tokens = request.cached_tokens
             request.ttft_deadline_s = math.inf
+            if request.received_tokens:
+                self.handoffs.used(request, self)
         finish = request.finish_reason(token)
         if finish is not None:
             event.finish = finish
@@ -228,7 +283,8 @@ class Scheduler:
         if request.generated_tokens == 0:
             event.cached_tokens = request.cached_tokens
         self._end(request, Phase.FAILED if event.finish is FinishReason.ERROR else Phase.DONE, event.finish, now)
-        self._tell(request.sink, event)
+        if not request.exported:
+            self._tell(request.sink, event)
 
     def _end(self, request: Request, phase: Phase, finish: FinishReason, now: float) -> None:
         """The one place where a request leaves: its queue, its pages, its id."""
@@ -236,8 +292,10 @@ class Scheduler:
         self._let_go(request)
         request.move(phase, now)
         del self.requests[request.request_id]
+        self.handoffs.ended(request, finish)
         self.timeline.ended(now, request.request_id, finish.value, request.generated_tokens)
-        self.counters.finished[finish] += 1
+        if not request.exported:
+            self.counters.finished[finish] += 1
         if self.waiting:
             self.counters.queued_finishes_s.append(self.counters.queued_s)
 
@@ -248,7 +306,9 @@ class Scheduler:
     def _queue(self, request: Request) -> deque[Request] | list[Request]:
         if request.phase is Phase.DECODE:
             return self.decoding
-        return self.prefilling if request.phase is Phase.PREFILL else self.waiting
+        if request.phase is Phase.PREFILL:
+            return self.prefilling
+        return self.transferring if request.phase is Phase.TRANSFER else self.waiting
 
     def _tell(self, sink: str, event: TokenEvent) -> None:
         events = self._events.get(sink)
@@ -286,7 +346,7 @@ def _check_request(request: Request, phase: Phase, page_size: int) -> None:
     known, computed, held = request.known_tokens, request.computed_tokens, request.held_pages
     if phase is Phase.QUEUED:
         fits = computed == 0 and held == 0
-    elif phase is Phase.PREFILL:
+    elif phase in (Phase.PREFILL, Phase.TRANSFER):
         fits = computed < known and held == -(-known // page_size)
     else:
         fits = computed == known - 1 and -(-computed // page_size) <= held <= -(-known // page_size)

@@ -116,6 +116,14 @@ _LOAD_GAUGES: dict[str, tuple[str, Callable[[Load], float]]] = {
     "pdmux_instance_waiting_requests": ("Requests that wait for pages.", lambda load: load.waiting),
     "pdmux_instance_free_pages": ("KV pages that are free or evictable.", lambda load: load.free_pages),
     "pdmux_instance_pages": ("KV pages in all.", lambda load: load.total_pages),
+    "pdmux_instance_leased_pages": (
+        "KV pages that nobody holds but a transfer that reads them.",
+        lambda load: load.leased_pages,
+    ),
+    "pdmux_instance_quarantined_pages": (
+        "KV pages that nobody may have before a lost transfer has stopped writing into them.",
+        lambda load: load.quarantined_pages,
+    ),
     "pdmux_instance_steps": ("Steps since the engine started.", lambda load: load.steps),
     "pdmux_instance_step_age_seconds": (
         "How long the step under way had taken when it was reported; 0 without one.",
@@ -150,8 +158,22 @@ _COUNTERS = {
     "pdmux_prefix_hit_tokens_total": "Tokens not computed because the prefix cache had them.",
     "pdmux_preemptions_total": "Requests that lost their pages to older ones and went back to the queue.",
     "pdmux_page_evictions_total": "Cached pages given up for new content.",
+    "pdmux_fetch_choices_total": "Requests with a prefill peer, by whether and why their KV was fetched.",
+    "pdmux_fetches_total": "Transfers of KV to this instance that have ended: landed, or by what they were lost.",
+    "pdmux_exports_total": "Prefills for other instances, by how they ended.",
+    "pdmux_kv_received_tokens_total": "Tokens whose KV has landed here, complete and verified.",
+    "pdmux_kv_used_tokens_total": "Received tokens from which a first token was made.",
 }
-_BY_REASON = frozenset({"pdmux_steps_total", "pdmux_mode_choices_total", "pdmux_engine_finished_total"})
+_BY_REASON = frozenset(
+    {
+        "pdmux_steps_total",
+        "pdmux_mode_choices_total",
+        "pdmux_engine_finished_total",
+        "pdmux_fetch_choices_total",
+        "pdmux_fetches_total",
+        "pdmux_exports_total",
+    }
+)
 
 
 class _InstanceCounters(Collector):

@@ -47,7 +47,8 @@ def plan_step(view: EngineView, limits: BatchLimits) -> StepPlan:
     if preempted:
         blocked = StepReason.PREEMPT
     elif blocked is None and view.waiting:
-        blocked = prefill.start(view, Room(view.page_size, free_pages, limits.max_batch - len(decoding) - len(prefilling)))
+        places = limits.max_batch - len(decoding) - len(prefilling) - len(view.transferring)
+        blocked = prefill.start(view, Room(view.page_size, free_pages, places))
 
     chunks = tuple(prefill.chunks)
     decode = () if whole and chunks else tuple([request.request_id for request in decoding])
@@ -138,9 +139,9 @@ def pages_to_grow(decoding: Sequence[RequestView], page_size: int) -> int:
 
 
 def preempt(view: EngineView, holders: Iterable[RequestView]) -> list[RequestView]:
-    """Which of `holders` to preempt, newest arrival first, so that every decode that is left can grow."""
+    """Which of `holders` to preempt, newest arrival first, so that every decode that is left can grow. No pinned ones."""
     page_size = view.page_size
-    left = sorted(holders, key=lambda request: request.arrival)
+    left = sorted([request for request in holders if not request.pinned], key=lambda request: request.arrival)
     growing = {r.request_id for r in view.decoding if r.known_tokens > r.held_pages * page_size}
     preempted: list[RequestView] = []
     while left and len(growing) > view.free_pages + view.pages_freed(preempted):

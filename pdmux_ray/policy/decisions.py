@@ -93,6 +93,23 @@ class StepPlan:
     step_s: Estimate | None = None  # without `lanes`: of the step; None without a latency model
 
 
+class FetchReason(Enum):
+    """Why the KV of a prompt is fetched from a peer, or the prompt prefilled here although there is one."""
+
+    ROOM = "room"  # there are pages and a place for it: fetched
+    CACHED = "cached"  # the prefix cache has all that a peer could send
+    TOO_LATE = "too_late"  # it waited for pages or a place until its fetch was due
+    OVERTAKEN = "overtaken"  # a plan started it here first, out of order
+
+
+@dataclass(frozen=True, slots=True)
+class FetchChoice:
+    """What happens to a waiting request that has a peer. It is fetched with the reason ROOM, and only with it."""
+
+    request_id: str
+    reason: FetchReason
+
+
 class AdmitReason(Enum):
     """Why a new request is accepted or refused."""
 

@@ -55,7 +55,7 @@ def lane_step(view: LanesView, limits: LaneLimits, costs: CostModel | None) -> L
     startable = [request for request in prefilling if request.request_id not in computed]
     if not preempted:
         startable.extend(view.waiting)
-    places = limits.max_batch - len(decoding) - len(prefilling)
+    places = limits.max_batch - len(decoding) - len(prefilling) - len(view.transferring)
     decodes = Decodes(len(decoding), sum([request.known_tokens for request in decoding]))
     seconds = None if costs is None else _pace(view, limits, costs, decodes)
     return LaneStep(view, limits, costs, decoding, preempted, jobs, startable, free_pages, places, decodes, seconds)

@@ -34,6 +34,10 @@ class RequestView(Protocol):
     def ttft_deadline_s(self) -> float:
         """When its first token is due, on the engine's clock; infinite without a TTFT objective, or once the token is out."""
 
+    @property
+    def pinned(self) -> bool:
+        """Never preempted: another instance reads its pages, so that nobody would get them."""
+
 
 class PrefixHit(Protocol):
     """What the prefix cache has for a waiting request."""
@@ -64,6 +68,11 @@ class EngineView(Protocol):
     @property
     def prefilling(self) -> Sequence[RequestView]:
         """Requests in phase PREFILL (they hold all pages of their known tokens), oldest arrival first."""
+
+    @property
+    def transferring(self) -> Sequence[RequestView]:
+        """Requests in phase TRANSFER. They hold all pages of their known tokens, and places in the batch. Not preempted: nobody
+        may have their pages before the peer has stopped writing into them."""
 
     @property
     def waiting(self) -> Sequence[RequestView]:

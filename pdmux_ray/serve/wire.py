@@ -32,7 +32,8 @@ from pdmux_ray.types import Load, NewRequest, SamplingParams, TokenEvent
 # 1  one copy of the prompt per request, no deadline (never announced: its hello carries no version)
 # 2  hello with a version, submissions with a deadline and each prompt once, errors with a class, counters once a second
 # 3  an instance's timeline can be asked for
-VERSION = 3
+# 4  a load tells pages that transfers read or may write
+VERSION = 4
 
 Event: TypeAlias = Sequence[Any]
 PackedLoad: TypeAlias = Sequence[Any]
@@ -68,7 +69,8 @@ def is_last(event: Event) -> bool:
 
 
 def pack_load(load: Load) -> PackedLoad:
-    return (load.running, load.waiting, load.free_pages, load.total_pages, load.steps, load.step_age_s)
+    figures = (load.running, load.waiting, load.free_pages, load.total_pages, load.steps, load.step_age_s)
+    return (*figures, load.leased_pages, load.quarantined_pages)
 
 
 def unpack_load(load: PackedLoad) -> Load:

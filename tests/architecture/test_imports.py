@@ -22,7 +22,7 @@ LAW: dict[str, tuple[str, ...]] = {
     "pdmux_ray.types": ("pdmux_ray.errors",),
     "pdmux_ray.config": ("pdmux_ray.types", "pdmux_ray.errors", "pydantic", "yaml"),
     "pdmux_ray.policy": ("pdmux_ray.types",),
-    "pdmux_ray.engine": (*BASE, "pdmux_ray.policy", "yaml"),
+    "pdmux_ray.engine": (*BASE, "pdmux_ray.policy", "kv_transfer.api", "yaml"),
     "pdmux_ray.model": (
         *("pdmux_ray.errors", "pdmux_ray.cache"),
         *("torch", "transformers", "safetensors", "huggingface_hub", "filelock"),

@@ -53,7 +53,7 @@ class RandomPlanner:
 
     def _preempt(self, view: LanesView) -> list[RequestView]:
         written = {r.request_id for job in view.jobs if job.in_flight for r in job.requests}
-        holders = [r for r in (*view.decoding, *view.prefilling) if r.request_id not in written]
+        holders = [r for r in (*view.decoding, *view.prefilling) if not r.pinned and r.request_id not in written]
         if pages_to_grow(view.decoding, view.page_size) > view.free_pages:
             return preempt(view, holders)
         return [self._rng.choice(holders)] if holders and self._rng.random() < PREEMPTS else []
@@ -63,7 +63,7 @@ class RandomPlanner:
         computed = {r.request_id for job in view.jobs for r in job.requests if r.request_id not in gone}
         loose = [r for r in view.prefilling if r.request_id not in gone | computed]
         chunks = [Chunk(r.request_id, r.computed_tokens, r.known_tokens - r.computed_tokens) for r in loose]
-        places = self._max_batch - len(view.decoding) - len(view.prefilling)
+        places = self._max_batch - len(view.decoding) - len(view.prefilling) - len(view.transferring)
         for request in () if gone else self._rng.sample(list(view.waiting), len(view.waiting)):
             hit = view.prefix_hit(request)
             pages = -(-request.known_tokens // view.page_size) - hit.tokens // view.page_size + hit.evictable_pages

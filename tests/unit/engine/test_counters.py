@@ -31,6 +31,11 @@ def test_the_figures_count_what_the_engine_did(worlds: Worlds) -> None:
         "pdmux_engine_generated_tokens_total": 6,
         "pdmux_preemptions_total": 0,
         "pdmux_page_evictions_total": 0,
+        "pdmux_fetch_choices_total": {},  # nor any other instance
+        "pdmux_fetches_total": {},
+        "pdmux_exports_total": {},
+        "pdmux_kv_received_tokens_total": 0,
+        "pdmux_kv_used_tokens_total": 0,
     }
 
 

@@ -34,6 +34,7 @@ class Asked:
     held_pages: int = 0
     ttft_deadline_s: float = math.inf
     left: int = 1  # tokens to generate
+    pinned: bool = False
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,7 @@ class Lanes:
     decoding: list[Asked] = field(default_factory=list)
     prefilling: list[Asked] = field(default_factory=list)
     waiting: list[Asked] = field(default_factory=list)
+    transferring: Sequence[Asked] = ()
     jobs: list[Begun] = field(default_factory=list)
     hits: dict[str, HitSeen] = field(default_factory=dict)
     split: Split = field(default_factory=lambda: Split(0, 0))

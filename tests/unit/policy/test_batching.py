@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -24,6 +25,8 @@ class Seen:
     computed_tokens: int = 0
     held_pages: int = 0
     arrival: int = 0
+    ttft_deadline_s: float = math.inf
+    pinned: bool = False
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,7 @@ class View:
     hits: dict[str, HitSeen] = field(default_factory=dict)
     shared_pages: int = 0
     page_size: int = PAGE
+    transferring: Sequence[Seen] = ()
 
     def prefix_hit(self, request: RequestView) -> HitSeen:
         return self.hits.get(request.request_id, HitSeen())
