@@ -26,7 +26,7 @@ PROBE_TIMEOUT_S = 60.0  # of the requests before the load
 MAX_LIST_BYTES = 1 << 20  # of /v1/models
 SOLO_REPEATS = 3
 SOLO_OUTPUT_TOKENS = 32
-_SOLO_QUANTILES = (0.1, 0.5, 0.9)
+_SOLO_QUANTILES = (0.1, 0.3, 0.5, 0.7, 0.9)
 _SOLO_SEED = 0x5010  # prompts that no run has
 
 
@@ -135,7 +135,7 @@ class SoloPlan:
 
 
 def plan_solo(asks: Sequence[Ask], token_ids: tuple[int, int], max_context: int | None) -> SoloPlan:
-    """At the lengths that 10, 50 and 90 % of the prompts of `asks`, a workload's sample, stay below."""
+    """At the lengths that 10, 30, 50, 70 and 90 % of the prompts of `asks`, a workload's sample, stay below."""
     outputs = [ask.output_tokens for ask in asks if ask.output_tokens is not None]
     output_tokens = max(2, min(SOLO_OUTPUT_TOKENS, round(statistics.median(outputs)) if outputs else SOLO_OUTPUT_TOKENS))
     if texts := sorted((ask.prompt for ask in asks if isinstance(ask.prompt, str)), key=len):
@@ -179,15 +179,19 @@ async def _alone(target: Target, ask: Ask) -> Lifeline:
 
 
 def fit_line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """(intercept, slope) of least squares, neither below 0: a line that falls, or cuts below 0, would make limits that no
-    server can meet."""
+    """(intercept, slope) of the line with the least squares of relative errors, neither below 0: a line that falls, or cuts
+    below 0, would make limits that no server can meet. Relative, because times grow faster than lengths: the longest prompts
+    alone would decide, and leave the shortest ones no time at all."""
     if len(points) < 2:
         return points[0][1], 0.0
     if len({x for x, _ in points}) == 1:  # texts of one length, or a server that does not count them
         return statistics.fmean(y for _, y in points), 0.0
-    slope, intercept = statistics.linear_regression(*zip(*points, strict=True))
+    weights = [1 / (y * y) for _, y in points]
+    mean_x, mean_y = (statistics.fmean(values, weights) for values in zip(*points, strict=True))
+    spread = sum(w * (x - mean_x) ** 2 for w, (x, _) in zip(weights, points, strict=True))
+    slope = sum(w * (x - mean_x) * (y - mean_y) for w, (x, y) in zip(weights, points, strict=True)) / spread
     if slope < 0:
         return statistics.fmean(y for _, y in points), 0.0
-    if intercept < 0:
-        return 0.0, sum(x * y for x, y in points) / sum(x * x for x, _ in points)
+    if (intercept := mean_y - slope * mean_x) < 0:
+        return 0.0, sum(x / y for x, y in points) / sum((x / y) ** 2 for x, y in points)
     return intercept, slope

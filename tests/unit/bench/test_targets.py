@@ -108,13 +108,18 @@ def test_the_line_through_idle_latencies_never_makes_a_limit_that_none_can_meet(
     assert fit_line([(50, 0.3)]) == (0.3, 0.0)
     assert fit_line([(50, 0.3), (50, 0.5)]) == (pytest.approx(0.4), 0.0)  # texts of one length
     assert fit_line([(100, 0.4), (200, 0.2)]) == (pytest.approx(0.3), 0.0)
-    assert fit_line([(100, 0.1), (200, 0.4)]) == (0.0, pytest.approx(0.0018))
+    assert fit_line([(100, 0.1), (200, 0.4)]) == (0.0, pytest.approx(0.0012))
+
+
+def test_a_time_that_grows_faster_than_the_length_leaves_short_prompts_their_time() -> None:
+    ttft_s, per_token_s = fit_line([(n, 0.02 + 4e-4 * n + 2e-7 * n * n) for n in (20, 60, 200, 600, 1600)])
+    assert 0.5 * 0.028 < ttft_s + 20 * per_token_s < 1.1 * 0.028
 
 
 def test_an_idle_server_is_measured_at_the_workloads_lengths_with_prompts_that_share_nothing() -> None:
     plan = plan_solo(load_workload("sharegpt", token_ids=(10, 1000)).asks(200, 0), (10, 1000), max_context=2048)
     lengths = [{len(prompt) for prompt in prompts} for prompts in plan.prompts]
-    assert len(lengths) == 3
+    assert len(lengths) == 5
     assert all(len(of_one) == 1 for of_one in lengths)
     every = [prompt for prompts in plan.prompts for prompt in prompts]
     assert len({prompt[:8] for prompt in every}) == len(every)
