@@ -133,7 +133,7 @@ def make_study(args: argparse.Namespace, console: Console) -> Study:
     workload = mixed()
     shape = Shape(workload, Offer(workload, duration_s=args.seconds, seed=args.seed), args.out)
     command = partial(_command, args.profile)
-    deadline_s = time.monotonic() + extent.most_s(names, 1)
+    deadline_s = time.monotonic() + extent.slowest_s(names, 1)
     return Study(names, command, resolve(args.model), extent, [shape], args.slo, args.seed, console, deadline_s)
 
 

@@ -41,6 +41,7 @@ class Claim:
     ratio: float | None
     ci: tuple[float, float] | None = None  # 95 %
     at_least: bool = False
+    requests: tuple[int, int] | None = None  # that decided the goodput of `auto`, and of the other
 
     @property
     def verdict(self) -> Verdict:
@@ -55,7 +56,8 @@ class Claim:
     def cells(self) -> list[str]:
         found = figures.NONE if self.ratio is None else f"{'at least ' if self.at_least else ''}{self.ratio:.2f}"
         interval = f"{self.ci[0]:.2f} to {self.ci[1]:.2f}" if self.ci else figures.NONE
-        return [self.shape, f"{AUTO} ≥ {self.limit:g} × {self.over}", found, interval, self.verdict.value]
+        counts = "{} and {}".format(*self.requests) if self.requests else figures.NONE
+        return [self.shape, f"{AUTO} ≥ {self.limit:g} × {self.over}", found, interval, counts, self.verdict.value]
 
 
 def claims(by_shape: Mapping[str, Mapping[str, Session]]) -> list[Claim]:
@@ -77,18 +79,28 @@ def claim(shape: str, auto: Session | None, other: Session | None, limit: float,
     if auto is None or other is None or not auto.points() or not other.points():
         return Claim(shape, over, limit, None)
     ours, theirs = auto.summary(), other.summary()
+    requests = deciding(auto), deciding(other)
     if theirs.goodput_bound == Bound.BELOW.value:
         if ours.goodput_bound == Bound.BELOW.value:
             return Claim(shape, over, limit, None)
-        return Claim(shape, over, limit, ours.goodput_rps / min(p.rate_rps for p in other.points()), at_least=True)
+        ratio = ours.goodput_rps / min(p.rate_rps for p in other.points())
+        return Claim(shape, over, limit, ratio, at_least=True, requests=requests)
     found = goodput_ratio(auto, other)
-    return Claim(shape, over, limit, found.ratio, found.ci, ours.goodput_bound == Bound.AT_LEAST.value)
+    return Claim(shape, over, limit, found.ratio, found.ci, ours.goodput_bound == Bound.AT_LEAST.value, requests)
+
+
+def deciding(session: Session) -> int:
+    """Requests at the rates that the goodput lies between: the first that did not hold and the one below it, where there is
+    one; the highest where all held."""
+    points = sorted(session.points(), key=lambda point: point.rate_rps)
+    failed = next((i for i, point in enumerate(points) if point.good_fraction < session.terms.attainment), len(points))
+    return sum(len(point.good) for point in points[max(failed - 1, 0) : failed + 1])
 
 
 def table(found: Sequence[Claim]) -> list[str]:
     """Lines in Markdown."""
     rows = (f"| {' | '.join(one.cells)} |" for one in found)
-    return ["| workload | what must hold | ratio | 95 % interval | |", "|---|---|---|---|---|", *rows]
+    return ["| workload | what must hold | ratio | 95 % interval | decided by requests | |", "|---|---|---|---|---|---|", *rows]
 
 
 def all_hold(found: Sequence[Claim]) -> bool:

@@ -25,7 +25,7 @@ from pdmux_ray.bench.cli import TOKEN_IDS
 from pdmux_ray.bench.load.compare import conclude
 from pdmux_ray.bench.load.offer import Offer
 from pdmux_ray.bench.load.outcome import claim, measured, write_report
-from pdmux_ray.bench.study import MAX_CONTEXT, Extent, Shape, Study, measured_sessions
+from pdmux_ray.bench.study import MAX_CONTEXT, REQUESTS, Extent, Shape, Study, measured_sessions
 from pdmux_ray.errors import ConfigError, PdmuxError
 from pdmux_ray.metrics.goodput import Slo
 from pdmux_ray.model.source import resolve
@@ -36,7 +36,8 @@ from pdmux_ray.workload.source import load_workload
 MIN_OUTPUT_TOKENS = 8  # a shorter one has no ITL to speak of
 TARGETS = ("prefill_first", "chunked-256", "chunked-512", "split", "time_shared", "auto")
 SLO = "ttft=5x,itl=3x"
-MINUTES, QUICK_MINUTES = 25.0, 8.0
+MINUTES, QUICK_MINUTES = 40.0, 8.0
+QUICK_REQUESTS = 10  # of a run, where there is no time for more
 
 # workload -> what its lengths are divided by, so that two cores and a small model do a request in fractions of a second
 SHAPES = {"sharegpt": 4.0, "loogle": 16.0, "openthoughts": 128.0, "tool-agent": 32.0}
@@ -54,9 +55,9 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--model", default="demo", help="Hugging Face directory that all serve; default: the demo model")
     parser.add_argument("--out", type=Path, default=Path("compare-peer"), metavar="DIR", help="default: compare-peer")
     parser.add_argument("--force", action="store_true", help="replace the results that DIR has")
-    text = f"that it may take, the profile aside: fewer make shorter runs and wider intervals; default {MINUTES:g}"
+    text = f"that it should take, the profile aside: fewer make shorter runs and wider intervals; default {MINUTES:g}"
     parser.add_argument("--minutes", type=float, metavar="M", help=text)
-    parser.add_argument("--quick", action="store_true", help=f"{QUICK_MINUTES:g} minutes, to see that it works")
+    parser.add_argument("--quick", action="store_true", help=f"runs too short to say much, for {QUICK_MINUTES:g} minutes")
     parser.add_argument("--rounds", type=int, default=1, help="searches of each server on each workload; default 1")
     parser.add_argument("--workloads", default=",".join(SHAPES), metavar="W,W,…", help="default: all four")
     parser.add_argument("--slo", default=SLO, metavar="SLO", help=f"default {SLO}: times the idle server's")
@@ -71,7 +72,8 @@ def make_study(args: argparse.Namespace, console: Console) -> Study:
     if args.rounds < 1 or not minutes > 0:
         raise ConfigError("--rounds and --minutes must be over 0.")
     workloads = list(dict.fromkeys(args.workloads.split(",")))
-    extent = Extent.within(minutes, args.rounds, names, len(workloads))
+    requests = QUICK_REQUESTS if args.quick else REQUESTS
+    extent = Extent.within(minutes, args.rounds, names, len(workloads), requests)
     shapes = []
     for name in workloads:
         scaling = Scaling(divide=SHAPES.get(name, 1.0), max_context=MAX_CONTEXT, min_output_tokens=MIN_OUTPUT_TOKENS)

@@ -1,21 +1,24 @@
-"""Which rate is tried next, of a grid that all servers share, so that those who are tried at the same rate get the same load.
+"""Which rate is tried next, of a grid that all servers share, so that those who are tried at the same rate get the same load;
+and whether what came of a rate is clear.
 
 Pure: decides, runs nothing.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 STEP = 1.12  # from one rate of the grid to the next
 BELOW, ABOVE = 0.05, 1.3  # of the rate that makes the grid: its ends, about
+LEVEL = 0.1  # chance of so clear a result, on either side, where the share that is good is just the attainment
 
 
-def rates(carried_rps: float) -> list[float]:
-    """Ascending. Rounded to 3 digits, so that what is printed is what was offered."""
-    found, rate = [], BELOW * carried_rps
-    while rate < ABOVE * carried_rps:
+def rates(carried_rps: float, least_rps: float) -> list[float]:
+    """Ascending, none under `least_rps`, at least one. Rounded to 3 digits, so that what is printed is what was offered."""
+    found, rate = list[float](), max(BELOW * carried_rps, least_rps)
+    while rate < ABOVE * carried_rps or not found:
         found.append(float(f"{rate:.3g}"))
         rate *= STEP
     return found
@@ -53,10 +56,35 @@ class GridSearch:
             self._stride *= 2
 
 
-def probes_allowed(left_s: float, searches_left: int, probe_s: float, least: int, most: int) -> int:
-    """How many runs this search gets when all that are left share the time alike."""
-    fair = int(left_s / (max(1, searches_left) * probe_s))
-    return min(max(fair, least), most)
+def clearly(good: int, count: int, attainment: float, level: float = LEVEL) -> bool | None:
+    """Whether `good` of `count` requests are clearly enough (True), clearly too few (False), or neither (None), by exact
+    one-sided binomial tests: were each request good with the chance `attainment`, 0 to 1 exclusive, a count of misses so low,
+    or so high, would come with a chance of at most `level`.
+
+    The test takes misses for independent. They are not (docs/goodput.md): one stall spoils all that it meets, so that a single
+    run is wrong more often than `level` says.
+    """
+    misses = count - good
+    if _chance_of_at_most(misses, count, 1 - attainment) <= level:
+        return True
+    if 1 - _chance_of_at_most(misses - 1, count, 1 - attainment) <= level:
+        return False
+    return None
+
+
+def decisive(attainment: float, level: float = LEVEL) -> int:
+    """The least requests that are clearly enough when all are good."""
+    return math.ceil(math.log(level) / math.log(attainment))
+
+
+def _chance_of_at_most(misses: int, count: int, chance: float) -> float:
+    """P(X ≤ misses), X binomial."""
+
+    def log_of(k: int) -> float:
+        ways = math.lgamma(count + 1) - math.lgamma(k + 1) - math.lgamma(count - k + 1)
+        return ways + k * math.log(chance) + (count - k) * math.log1p(-chance)
+
+    return math.fsum(math.exp(log_of(k)) for k in range(misses + 1))
 
 
 def nearest(grid: Sequence[float], rate: float) -> int:

@@ -2,12 +2,14 @@
 
     yardstick (idle: the SLO; in a closed loop: the rates) ──► each round, each server, each shape: search the rates, or all
 
-The order of the servers turns round from round to round, since a machine's speed drifts. A server that cannot be started or
-measured is noted, and the others go on.
+A search runs a rate again, with other prompts, while all its runs together do not say clearly whether it holds. The nth run at
+a rate is the same for every server. The order of the servers turns round from round to round, since a machine's speed drifts. A
+server that cannot be started or measured is noted, and the others go on.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -41,42 +43,62 @@ from pdmux_ray.report.table import print_line
 from pdmux_ray.workload.requests import Workload
 
 MAX_CONTEXT = 2048
+ATTAINMENT = 0.9
 CALIBRATION_CONCURRENCY = 8
 CALIBRATION_S = 12.0  # of a shape, for the forecast
-LEAST_SECONDS, MOST_SECONDS = 4.0, 20.0  # of arrivals of a run
-LEAST_PROBES, MOST_PROBES, USUAL_PROBES = 2, 7, 4  # rates that a search tries
+LEAST_SECONDS, MOST_SECONDS = 4.0, 25.0  # of arrivals of a run
+REQUESTS = 40  # that a run has at least, where MOST_SECONDS allow them
+LEAST_RPS = grid.decisive(ATTAINMENT) / MOST_SECONDS  # at a lower rate one run cannot show that it holds
+LEAST_PROBES = 2  # rates that a search tries, whatever the time
+MOST_RUNS = 3  # of a rate in one search
+USUAL_RUNS = 5  # of a search
 FIRST_GUESS = 0.35  # of what the yardstick carries
 
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """How much is measured."""
+    """How much is measured. A run has at least `requests` and `seconds` of arrivals, but no more than MOST_SECONDS because of
+    the requests."""
 
     rounds: int
-    seconds: float  # of arrivals of each run
+    seconds: float
+    requests: int = REQUESTS
     drain_s: float = 8.0
     shares: Sequence[float] = ()  # the rates, as shares of what the yardstick carries; empty: they are searched
 
-    @property
-    def run_s(self) -> float:
+    def seconds_at(self, rate: float) -> float:
+        """Of arrivals of a run."""
+        return max(self.seconds, min(self.requests / rate, MOST_SECONDS))
+
+    def run_s(self, rate: float) -> float:
         """About, of one run: it seldom needs its whole drain."""
-        return self.seconds + self.drain_s / 3 + 1.0
+        return self.seconds_at(rate) + self._overhead_s
 
     @property
-    def probes(self) -> int:
-        return len(self.shares) or USUAL_PROBES
+    def _overhead_s(self) -> float:
+        return self.drain_s / 3 + 1.0
+
+    @property
+    def usual_runs(self) -> int:
+        """Of one server on one shape in one round."""
+        return len(self.shares) or USUAL_RUNS
 
     @classmethod
-    def within(cls, minutes: float, rounds: int, names: Sequence[str], shapes: int) -> Extent:
-        """Searches that take about so long in all, whatever is to be measured."""
-        whole = cls(rounds, 0.0)
-        left_s = minutes * 60 - START_S - shapes * CALIBRATION_S - rounds * start_s(names)
-        a_run_s = left_s / (rounds * len(names) * shapes * USUAL_PROBES) - whole.run_s
-        return cls(rounds, float(f"{min(max(a_run_s, LEAST_SECONDS), MOST_SECONDS):.2g}"))
+    def within(cls, minutes: float, rounds: int, names: Sequence[str], shapes: int, requests: int = REQUESTS) -> Extent:
+        """Searches that take about so long in all, whatever is to be measured, if the rates allow it."""
+        whole = cls(rounds, 0.0, requests)
+        left_s = minutes * 60 - whole.before_s(names, shapes)
+        a_run_s = left_s / (rounds * len(names) * shapes * USUAL_RUNS) - whole._overhead_s
+        return replace(whole, seconds=float(f"{min(max(a_run_s, LEAST_SECONDS), MOST_SECONDS):.2g}"))
 
-    def most_s(self, names: Sequence[str], shapes: int) -> float:
-        runs = self.rounds * len(names) * shapes * self.probes
-        return START_S + shapes * CALIBRATION_S + self.rounds * start_s(names) + runs * self.run_s
+    def before_s(self, names: Sequence[str], shapes: int) -> float:
+        """About, of the yardstick and of starting all servers."""
+        return START_S + shapes * CALIBRATION_S + self.rounds * start_s(names)
+
+    def slowest_s(self, names: Sequence[str], shapes: int) -> float:
+        """About, were all rates the lowest of a grid, and no search tried more than it must: what no deadline shortens."""
+        runs = self.rounds * len(names) * shapes * (len(self.shares) or LEAST_PROBES)
+        return self.before_s(names, shapes) + runs * self.run_s(LEAST_RPS)
 
 
 @dataclass(slots=True)
@@ -103,7 +125,7 @@ class Study:
     slo: str  # as on the command line
     seed: int
     console: Console
-    deadline_s: float  # on time.monotonic: searches try fewer rates so that it is met
+    deadline_s: float  # on time.monotonic: searches try fewer rates, and try them less often, so that it is met
     serve: Callable[[str, Path], AbstractContextManager[Target]] = served
     terms: Terms | None = None
     _searches_left: int = 0
@@ -116,18 +138,23 @@ class Study:
         for shape in self.shapes:
             for line in (shape.workload.name, *(f"  {text}" for text in shape.workload.description)):
                 self._print(line)
-        how = f"{extent.probes} rates" if extent.shares else f"about {USUAL_PROBES} rates, searched"
-        minutes = extent.most_s(self.names, len(self.shapes)) / 60
+        how = f"{len(extent.shares)} rates" if extent.shares else "rates are searched, an unclear one is run again"
+        most_s = max(self.deadline_s - time.monotonic(), extent.slowest_s(self.names, len(self.shapes)))
         self._print(
-            f"each on each: {how}, {extent.seconds:g} s of arrivals each, {extent.rounds} round(s); SLO {self.slo} of an idle "
-            f"{YARDSTICK}; about {minutes:.0f} minutes"
+            f"each on each: {how}; a run: {self._a_run}; {extent.rounds} round(s); SLO {self.slo} of an idle {YARDSTICK}; "
+            f"at most about {most_s / 60:.0f} minutes"
         )
+
+    @property
+    def _a_run(self) -> str:
+        extent = self.extent
+        return f"{extent.seconds:g} s of arrivals, or up to {MOST_SECONDS:g} s until there are {extent.requests}"
 
     def carry_out(self, outcome: Outcome) -> None:
         """Raises what ends it early; the sessions have what there is."""
         searches = self.extent.rounds * len(self.names) * len(self.shapes)
         self._searches_left = searches
-        with Progress(searches * self.extent.probes, self.console) as progress:
+        with Progress(searches * self.extent.usual_runs, self.console) as progress:
             self._measure_yardstick(progress)
             for round_index in range(self.extent.rounds):
                 self._round = round_index
@@ -142,7 +169,7 @@ class Study:
         with self.serve(command(YARDSTICK), self.model) as target:
             asks = [ask for shape in self.shapes for ask in shape.workload.asks(SAMPLE, self.seed)]
             solo = run_loop(targets.measure_solo(target, targets.plan_solo(asks, TOKEN_IDS, MAX_CONTEXT)))
-            self.terms = Terms(SloText.parse(self.slo).resolve(solo))
+            self.terms = Terms(SloText.parse(self.slo).resolve(solo), ATTAINMENT)
             self._print(f"{solo}; SLO: {figures.slo(self.terms.slo)}")
             for shape in self.shapes:
                 offer = replace(shape.offer, requests=3 * CALIBRATION_CONCURRENCY, duration_s=None)
@@ -154,7 +181,7 @@ class Study:
         if shares := self.extent.shares:
             shape.rates = [float(f"{carried_rps * share:.2g}") for share in shares]
         else:
-            shape.rates = grid.rates(carried_rps)
+            shape.rates = grid.rates(carried_rps, LEAST_RPS)
             shape.guess = grid.nearest(shape.rates, FIRST_GUESS * carried_rps)
         self._print(
             f"{shape.workload.name}: {carried_rps:.2g} requests/s with {CALIBRATION_CONCURRENCY} at once; rates from "
@@ -171,32 +198,35 @@ class Study:
                 run_loop(saturate(target, offer, level=0.5 + self._round))  # warms up
                 conductor = Conductor(shape.offer, Options(drain_s=self.extent.drain_s), progress, on_timeline=_keep_steps)
                 conductor.done = self._done
-                run = partial(self._run, conductor, session, target)
+                holds = partial(self._holds, conductor, session, target)
                 if self.extent.shares:
                     for rate in shape.rates:
-                        run(rate)
+                        holds(rate, -math.inf)
                 else:
-                    self._search(shape, name, run)
+                    self._search(shape, name, holds)
                 self._searches_left -= 1
 
     @property
     def _done(self) -> float:
         """Runs that are over or were not needed."""
         searches = self.extent.rounds * len(self.names) * len(self.shapes)
-        return (searches - self._searches_left) * float(self.extent.probes)
+        return (searches - self._searches_left) * float(self.extent.usual_runs)
 
-    def _search(self, shape: Shape, name: str, run: Callable[[float], bool]) -> None:
+    def _search(self, shape: Shape, name: str, holds: Callable[[float, float], bool]) -> None:
+        """All searches that are left share the time alike."""
         points = shape.sessions[name].points()
-        known = max((p.rate_rps for p in points if p.good_fraction >= self._attainment), default=None)
+        known = max((p.rate_rps for p in points if p.good_fraction >= ATTAINMENT), default=None)
         start = shape.guess if known is None else shape.rates.index(known)
         search = grid.GridSearch(len(shape.rates), start)
-        left_s = self.deadline_s - time.monotonic() - start_s(self._names_left(name))
-        allowed = grid.probes_allowed(left_s, self._searches_left, self.extent.run_s, LEAST_PROBES, MOST_PROBES)
-        for _ in range(allowed):
-            index = search.next()
-            if index is None:
+        now_s = time.monotonic()
+        until_s = now_s + (self.deadline_s - now_s - start_s(self._names_left(name))) / self._searches_left
+        tried = 0
+        while (index := search.next()) is not None:
+            rate = shape.rates[index]
+            if tried >= LEAST_PROBES and time.monotonic() + self.extent.run_s(rate) > until_s:
                 break
-            search.note(index, run(shape.rates[index]))
+            search.note(index, holds(rate, until_s))
+            tried += 1
         if search.held is not None and name != PEER:
             shape.guess = search.held
 
@@ -206,19 +236,21 @@ class Study:
         rounds_left = self.extent.rounds - self._round - 1
         return [*order[order.index(name) + 1 :], *(list(self.names) * rounds_left)]
 
-    @property
-    def _attainment(self) -> float:
-        assert self.terms is not None
-        return self.terms.attainment
-
-    def _run(self, conductor: Conductor, session: Session, target: Target, rate: float) -> bool:
-        """Whether the rate holds, all rounds together."""
-        summary = conductor.run(session, target, rate, self._round)
-        if summary.invalid:  # something else wanted the cores; once more, with other prompts
-            conductor.done -= 1.0
-            summary = conductor.run(session, target, rate, self._round + self.extent.rounds)
-        pooled = next((point.good_fraction for point in session.points() if point.rate_rps == rate), summary.good_fraction)
-        return pooled >= self._attainment
+    def _holds(self, conductor: Conductor, session: Session, target: Target, rate: float, until_s: float) -> bool:
+        """Whether the rate holds, all its runs together. It is run again while a run is invalid (something else wanted the
+        cores), and while the result is unclear and there is time."""
+        run_s = self.extent.run_s(rate)
+        conductor.offer = replace(conductor.offer, duration_s=self.extent.seconds_at(rate))
+        for _ in range(MOST_RUNS):
+            conductor.done = min(conductor.done, self._done + self.extent.usual_runs - 1.0)
+            earlier = sum(record.rate == rate for record in session.records)
+            summary = conductor.run(session, target, rate, earlier)
+            good = next((point.good for point in session.points() if point.rate_rps == rate), ())
+            clear = grid.clearly(sum(good), len(good), ATTAINMENT) is not None
+            if not summary.invalid and (clear or time.monotonic() + run_s > until_s):
+                break
+        share = sum(good) / len(good) if good else summary.good_fraction
+        return share >= ATTAINMENT
 
     def _session(self, shape: Shape, name: str, text: str, target: Target, outcome: Outcome) -> Session:
         if name not in shape.sessions:
@@ -228,7 +260,7 @@ class Study:
                 "model": target.model,
                 "workload": shape.workload.name,
                 "load": f"open loop, {shape.offer.arrivals} arrivals",
-                "each run": f"{self.extent.seconds:g} s of arrivals",
+                "each run": self._a_run,
                 "rounds": str(self.extent.rounds),
                 "seed": str(self.seed),
             }

@@ -15,8 +15,9 @@ from pdmux_ray.bench.cli import TOKEN_IDS
 from pdmux_ray.bench.load.client import Target
 from pdmux_ray.bench.load.offer import Offer
 from pdmux_ray.bench.load.outcome import measured
+from pdmux_ray.bench.load.session import Session
 from pdmux_ray.bench.scripted_server import MODEL, Script, in_own_process
-from pdmux_ray.bench.study import Extent, Shape, Study
+from pdmux_ray.bench.study import MOST_RUNS, Extent, Shape, Study
 from pdmux_ray.errors import PdmuxError
 from pdmux_ray.workload.source import load_workload
 
@@ -44,15 +45,28 @@ def study(directory: Path, names: list[str], extent: Extent) -> Study:
     )
 
 
+def of_rates(session: Session) -> list[tuple[float, list[list[float]]]]:
+    """Each rate in the order of its first run, with the arrivals of all its runs."""
+    found: dict[float, list[list[float]]] = {}
+    for record in session.records:
+        found.setdefault(record.rate, []).append([lifeline.due_s for lifeline in record.lifelines])
+    return list(found.items())
+
+
 def test_a_search_finds_who_holds_the_grid_and_who_holds_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    searched = study(tmp_path, ["split", "auto"], Extent(1, 0.3, drain_s=1.0))
+    searched = study(tmp_path, ["split", "auto"], Extent(1, 0.3, requests=5, drain_s=1.0))
     with measured() as outcome:
         searched.carry_out(outcome)
     assert outcome.stopped is None
     (shape,) = searched.shapes
     bounds = {name: session.summary().goodput_bound for name, session in shape.sessions.items()}
     assert bounds == {"auto": "at_least", "split": "below"}
-    assert len(shape.sessions["auto"].records) > 1
+    (rate, clear_at_once), *_ = first_runs = of_rates(shape.sessions["split"])
+    unclear = of_rates(shape.sessions["auto"])
+    assert all(len(runs) == 1 for _, runs in first_runs)
+    assert clear_at_once[0] == pytest.approx(dict(unclear)[rate][0], abs=1e-5)  # all servers get the same
+    assert len(unclear[0][1]) == MOST_RUNS
+    assert len({tuple(run) for run in unclear[0][1]}) == MOST_RUNS  # each with requests of its own
     assert compare_peer.conclude_all(tmp_path, searched) is False  # nobody told how good the predictions were
     tables = (tmp_path / "tables.md").read_text()
     assert "split, the best fixed mode | at least" in tables
@@ -60,7 +74,7 @@ def test_a_search_finds_who_holds_the_grid_and_who_holds_nothing(tmp_path: Path,
 
 
 def test_a_server_that_does_not_start_is_named_and_the_others_are_measured_at_the_same_rates(tmp_path: Path) -> None:
-    ladder = study(tmp_path, ["half", "auto", "split"], Extent(1, 0.4, drain_s=1.0, shares=(0.2, 0.4)))
+    ladder = study(tmp_path, ["half", "auto", "split"], Extent(1, 0.4, requests=1, drain_s=1.0, shares=(0.2, 0.4)))
     with measured() as outcome:
         ladder.carry_out(outcome)
     assert outcome.stopped is not None

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pdmux_ray.bench.claims import Claim, Verdict, all_hold, claims, table
+from pdmux_ray.bench.claims import Claim, Verdict, all_hold, claims, deciding, table
 from tests.unit.bench.test_comparison import session_of
 
 GOOD, BAD = 1.0, 0.5
@@ -47,3 +47,16 @@ def test_a_ratio_below_its_limit_is_open_while_its_interval_reaches_it() -> None
     assert Claim("s", "x", 0.97, 0.9, (0.8, 0.95)).verdict is Verdict.MISSED
     assert Claim("s", "x", 2.0, 1.5, None, at_least=True).verdict is Verdict.OPEN
     assert "0.90" in table([Claim("s", "x", 0.97, 0.9, (0.8, 0.95))])[-1]
+
+
+def test_a_ratio_says_how_many_requests_decided_it(tmp_path: Path) -> None:
+    auto = session_of(tmp_path, "auto", {1.0: GOOD, 4.0: GOOD, 8.0: BAD})
+    auto.add(auto.records[1])
+    other = session_of(tmp_path, "split", {1.0: GOOD, 2.0: GOOD})
+    (found,) = claims({"sharegpt": {"auto": auto, "split": other}})
+    assert found.requests == (120, 40)  # of two runs at 4 and one at 8; of one at 2, the highest
+    assert "| 120 and 40 |" in table([found])[-1]
+
+
+def test_where_no_rate_held_the_requests_of_the_lowest_decided(tmp_path: Path) -> None:
+    assert deciding(session_of(tmp_path, "peer", {2.0: BAD, 1.0: BAD})) == 40

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 
-from hypothesis import given
+import pytest
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pdmux_ray.bench.grid import GridSearch, nearest, probes_allowed, rates
+from pdmux_ray.bench.grid import LEVEL, GridSearch, clearly, decisive, nearest, rates
 
 
 def searched(size: int, start: int, last_that_holds: int) -> tuple[GridSearch, list[int]]:
@@ -34,14 +36,48 @@ def test_a_good_guess_costs_two_runs_and_a_far_one_a_few_more() -> None:
 
 
 def test_the_grid_ascends_in_equal_steps_around_what_is_carried() -> None:
-    found = rates(5.0)
+    found = rates(5.0, 0.1)
     assert found[0] < 1.0
     assert found[-1] > 5.5
     assert all(1.1 < after / before < 1.14 for before, after in pairwise(found))
     assert found[nearest(found, 2.5)] == min(found, key=lambda rate: abs(rate - 2.5))
 
 
-def test_searches_share_the_time_that_is_left_within_bounds() -> None:
-    assert probes_allowed(left_s=400.0, searches_left=8, probe_s=10.0, least=2, most=7) == 5
-    assert probes_allowed(left_s=-50.0, searches_left=8, probe_s=10.0, least=2, most=7) == 2
-    assert probes_allowed(left_s=9000.0, searches_left=1, probe_s=10.0, least=2, most=7) == 7
+def test_a_grid_has_no_rate_under_the_least_that_can_be_decided_but_always_one() -> None:
+    assert rates(5.0, 0.88)[0] == 0.88
+    assert rates(0.1, 0.88) == [0.88]
+
+
+@pytest.mark.parametrize(
+    ("good", "count", "clear"),
+    [
+        (40, 40, True),
+        (39, 40, True),
+        (38, 40, None),
+        (34, 40, None),
+        (33, 40, False),
+        (22, 22, True),
+        (21, 21, None),
+        (0, 1, False),
+    ],
+)
+def test_a_share_is_clear_when_chance_seldom_makes_it_of_the_attainment(good: int, count: int, clear: bool | None) -> None:
+    assert clearly(good, count, 0.9) is clear
+
+
+def test_too_few_requests_show_nothing_though_all_are_good() -> None:
+    assert clearly(decisive(0.9), decisive(0.9), 0.9) is True
+    assert clearly(decisive(0.9) - 1, decisive(0.9) - 1, 0.9) is None
+
+
+@settings(max_examples=30)
+@given(count=st.integers(1, 80), attainment=st.floats(0.5, 0.99))
+def test_of_a_server_right_at_the_attainment_at_most_one_result_in_ten_is_called_clear_on_either_side(
+    count: int, attainment: float
+) -> None:
+    chance = [math.comb(count, k) * attainment**k * (1 - attainment) ** (count - k) for k in range(count + 1)]
+    verdicts = [clearly(good, count, attainment) for good in range(count + 1)]
+    order = [(False, None, True).index(verdict) for verdict in verdicts]
+    assert order == sorted(order)  # more good ones never count for less
+    for side in (True, False):
+        assert sum(c for c, verdict in zip(chance, verdicts, strict=True) if verdict is side) <= LEVEL + 1e-9

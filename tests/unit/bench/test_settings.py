@@ -10,7 +10,8 @@ import yaml
 
 from pdmux_ray.bench import compare_peer, settings
 from pdmux_ray.bench.ablation import EVERY, mixed
-from pdmux_ray.bench.study import LEAST_SECONDS, Extent
+from pdmux_ray.bench.grid import decisive
+from pdmux_ray.bench.study import ATTAINMENT, LEAST_PROBES, LEAST_RPS, LEAST_SECONDS, MOST_SECONDS, REQUESTS, Extent
 from pdmux_ray.config import load_serve_config
 from pdmux_ray.errors import ConfigError
 from pdmux_ray.metrics.goodput import Slo
@@ -39,12 +40,26 @@ def test_targets_are_checked_before_anything_starts() -> None:
         settings.chosen("auto,peer", None)
 
 
-def test_a_comparison_fits_into_its_minutes() -> None:
-    names = ["prefill_first", "chunked-512", "split", "time_shared", "auto"]
-    extent = Extent.within(25.0, 1, names, 4)
-    assert extent.seconds > 8.0
-    assert extent.most_s(names, 4) <= 25 * 60 * 1.01
-    assert Extent.within(1.0, 1, names, 4).seconds == LEAST_SECONDS
+NAMES = ["prefill_first", "chunked-512", "split", "time_shared", "auto"]
+
+
+def test_a_comparison_that_has_more_minutes_makes_longer_runs_within_limits() -> None:
+    seconds = [Extent.within(minutes, 1, NAMES, 4).seconds for minutes in (1.0, 45.0, 900.0)]
+    assert (seconds[0], seconds[2]) == (LEAST_SECONDS, MOST_SECONDS)
+    assert seconds[0] < seconds[1] < seconds[2]
+
+
+def test_a_run_has_enough_requests_but_at_low_rates_no_more_than_its_time_allows() -> None:
+    extent = Extent.within(25.0, 1, NAMES, 4)
+    assert extent.seconds_at(100.0) == extent.seconds
+    assert extent.seconds_at(4.0) * 4.0 == REQUESTS
+    assert extent.seconds_at(0.1) == MOST_SECONDS
+    assert decisive(ATTAINMENT) == LEAST_RPS * MOST_SECONDS
+
+
+def test_the_forecast_never_promises_less_than_the_runs_that_no_deadline_spares() -> None:
+    runs = 5 * 4 * LEAST_PROBES
+    assert Extent.within(1.0, 1, NAMES, 4).slowest_s(NAMES, 4) > runs * MOST_SECONDS
 
 
 def test_a_wrong_target_ends_the_command_with_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
