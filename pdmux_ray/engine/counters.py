@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from kv_transfer.api import LossReason
-from pdmux_ray.policy.decisions import FetchReason, ModeReason, StepReason
-from pdmux_ray.types import FinishReason
+from pdmux_ray.policy.decisions import AdmitReason, FetchReason, ModeReason, StepReason
+from pdmux_ray.types import FinishReason, Mode
 
 LANDED = "landed"  # of a fetch; else a LossReason's value
 
@@ -27,7 +27,7 @@ _MIN_RETRY_S, _MAX_RETRY_S = 1.0, 60.0
 
 @dataclass(slots=True)
 class Counters:
-    """Only the step loop writes; any thread may read."""
+    """Only the step loop writes, but for `admissions`; any thread may read."""
 
     steps: int = 0  # completed
     steps_by_reason: dict[StepReason, int] = field(  # launched: completed, given up or failed
@@ -36,6 +36,11 @@ class Counters:
     modes_by_reason: dict[ModeReason, int] = field(
         default_factory=lambda: dict.fromkeys(ModeReason, 0)
     )  # of steps with a choice
+    steps_by_mode: dict[Mode, int] = field(  # launched, on a device with lanes
+        default_factory=lambda: {mode: 0 for mode in Mode if mode not in (Mode.AUTO, Mode.PREFILL_FIRST)}
+    )
+    # Of requests that were judged by when their first token would come. Written by who enqueues, one at a time.
+    admissions: dict[AdmitReason, int] = field(default_factory=lambda: dict.fromkeys(AdmitReason, 0))
     preemptions: int = 0
     prefill_tokens: int = 0  # computed by prefill slices, recomputation after preemptions included
     prefix_hit_tokens: int = 0  # not computed because the prefix cache had them
@@ -54,10 +59,12 @@ class Counters:
     queued_finishes_s: deque[float] = field(default_factory=lambda: deque([0.0], maxlen=64))
 
     def figures(self) -> dict[str, int | dict[str, int]]:
-        """For the metrics, as JSON has it: a counter's name -> its total, or its totals by the value of its label `reason`."""
+        """For the metrics, as JSON has it: a counter's name -> its total, or its totals by the value of its label."""
         return {
             "pdmux_steps_total": {reason.value: count for reason, count in self.steps_by_reason.items()},
             "pdmux_mode_choices_total": {reason.value: count for reason, count in self.modes_by_reason.items()},
+            "pdmux_mode_steps_total": {mode.value: count for mode, count in self.steps_by_mode.items()},
+            "pdmux_admissions_total": {reason.value: count for reason, count in self.admissions.items()},
             "pdmux_engine_finished_total": {reason.value: count for reason, count in self.finished.items()},
             "pdmux_prefill_tokens_total": self.prefill_tokens,
             "pdmux_prefix_hit_tokens_total": self.prefix_hit_tokens,

@@ -68,6 +68,7 @@ class LaneScheduler(Scheduler):
         mode = use.mode if use else Mode.CHUNKED
         if mode is not self.mode:
             self.mode, self.mode_since_s = mode, now
+        self.counters.steps_by_mode[mode] += 1
         self.split = use.split if use else Split(self.units, self.units)
         why = use.why if use else plan.why
         if why is not None:

@@ -58,6 +58,15 @@ class Figures:
     observed: int  # times
     exceeded: int  # times above their bound
 
+    def exported(self) -> dict[str, float]:
+        """By the names that `metrics.catalog` explains."""
+        return {
+            "pdmux_drifting_cells": self.drifting,
+            "pdmux_correction_factor": self.correction,
+            "pdmux_predicted_times_total": self.observed,
+            "pdmux_exceeded_bounds_total": self.exceeded,
+        }
+
 
 class CorrectedCosts:
     """A `LearningCostModel` over a fitted one. Owner: the step loop's thread; `figures` is for any.

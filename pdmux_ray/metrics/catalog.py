@@ -37,14 +37,14 @@ class Outcome(Enum):
 
 
 Loads: TypeAlias = Callable[[], Mapping[str, Load]]
-Figures: TypeAlias = Callable[[], Mapping[str, Mapping[str, int | Mapping[str, int]]]]
+Figures: TypeAlias = Callable[[], Mapping[str, Mapping[str, float | Mapping[str, int]]]]
 
 
 class GatewayMetrics:
     """One gateway's metrics. `loads` and `figures` are asked at every scrape.
 
     loads     instance id -> its newest load figures
-    figures   instance id -> counter's name -> its total, or its totals by reason
+    figures   instance id -> metric's name -> its value, or its values by label; those without a latency model have fewer
     """
 
     def __init__(self, gateway_id: str, loads: Loads, figures: Figures) -> None:
@@ -66,7 +66,7 @@ class GatewayMetrics:
         )
         self.request_s = self._histogram("pdmux_request_seconds", "Until the last token, if complete.", REQUEST_BUCKETS_S)
         self._registry.register(_InstanceLoads(gateway_id, loads))
-        self._registry.register(_InstanceCounters(gateway_id, figures))
+        self._registry.register(_InstanceFigures(gateway_id, figures))
 
     def ended(self, endpoint: str, outcome: Outcome) -> None:
         self._requests.labels(self._gateway_id, endpoint, outcome.value).inc()
@@ -148,35 +148,43 @@ class _InstanceLoads(Collector):
             yield family
 
 
-# Name -> meaning. Those that `_BY_REASON` names have the label `reason`.
+# Name -> meaning. Those that `_BY` names have a label more.
 _COUNTERS = {
     "pdmux_steps_total": "Steps of the engine, by why the policy made them up as it did.",
     "pdmux_mode_choices_total": "Steps of an engine with lanes, by why they share the device as they do.",
+    "pdmux_mode_steps_total": "Steps of an engine with lanes, by how they share the device.",
+    "pdmux_admissions_total": "Requests that were judged by when their first token would come: late ones are refused.",
     "pdmux_engine_finished_total": "Engine requests that ended, by why. A choice is one.",
     "pdmux_prefill_tokens_total": "Tokens computed by prefills, recomputation after preemptions included.",
     "pdmux_engine_generated_tokens_total": "Tokens sampled, also those that no client saw.",
     "pdmux_prefix_hit_tokens_total": "Tokens not computed because the prefix cache had them.",
     "pdmux_preemptions_total": "Requests that lost their pages to older ones and went back to the queue.",
     "pdmux_page_evictions_total": "Cached pages given up for new content.",
+    "pdmux_predicted_times_total": "Times of decodes, blocks and one-pass steps that were held against their prediction.",
+    "pdmux_exceeded_bounds_total": "Times above their 99 % bound.",
     "pdmux_fetch_choices_total": "Requests with a prefill peer, by whether and why their KV was fetched.",
     "pdmux_fetches_total": "Transfers of KV to this instance that have ended: landed, or by what they were lost.",
     "pdmux_exports_total": "Prefills for other instances, by how they ended.",
     "pdmux_kv_received_tokens_total": "Tokens whose KV has landed here, complete and verified.",
     "pdmux_kv_used_tokens_total": "Received tokens from which a first token was made.",
 }
-_BY_REASON = frozenset(
-    {
-        "pdmux_steps_total",
-        "pdmux_mode_choices_total",
-        "pdmux_engine_finished_total",
-        "pdmux_fetch_choices_total",
-        "pdmux_fetches_total",
-        "pdmux_exports_total",
-    }
-)
+_BY = {
+    "pdmux_steps_total": "reason",
+    "pdmux_mode_choices_total": "reason",
+    "pdmux_mode_steps_total": "mode",
+    "pdmux_admissions_total": "reason",
+    "pdmux_engine_finished_total": "reason",
+    "pdmux_fetch_choices_total": "reason",
+    "pdmux_fetches_total": "reason",
+    "pdmux_exports_total": "reason",
+}
+_GAUGES = {
+    "pdmux_drifting_cells": "Kinds of work whose times have moved away from the profile: at 0 it fits.",
+    "pdmux_correction_factor": "Measured over predicted by the profile, of the kind of work furthest from it.",
+}
 
 
-class _InstanceCounters(Collector):
+class _InstanceFigures(Collector):
     def __init__(self, gateway_id: str, figures: Figures) -> None:
         self._gateway_id = gateway_id
         self._figures = figures
@@ -184,12 +192,13 @@ class _InstanceCounters(Collector):
     def collect(self) -> Iterable[Metric]:
         return self._collect(self._figures())
 
-    def _collect(self, figures: Mapping[str, Mapping[str, int | Mapping[str, int]]]) -> Iterator[Metric]:
-        for name, meaning in _COUNTERS.items():
-            labels = ("gateway", "instance", *(("reason",) if name in _BY_REASON else ()))
-            family = CounterMetricFamily(name, meaning, labels=labels)
-            for instance_id, totals in figures.items():
-                total = totals.get(name, {})  # {}: nothing has come yet
-                for reason, count in total.items() if isinstance(total, Mapping) else [(None, total)]:
-                    family.add_metric([self._gateway_id, instance_id, *([reason] if reason is not None else [])], count)
-            yield family
+    def _collect(self, figures: Mapping[str, Mapping[str, float | Mapping[str, int]]]) -> Iterator[Metric]:
+        for kind, metrics in ((CounterMetricFamily, _COUNTERS), (GaugeMetricFamily, _GAUGES)):
+            for name, meaning in metrics.items():
+                label = _BY.get(name)
+                family = kind(name, meaning, labels=("gateway", "instance", *([label] if label else [])))
+                for instance_id, found in figures.items():
+                    value = found.get(name, {})  # {}: nothing has come yet, or it has none
+                    for by, number in value.items() if isinstance(value, Mapping) else [(None, value)]:
+                        family.add_metric([self._gateway_id, instance_id, *([by] if by is not None else [])], number)
+                yield family

@@ -46,8 +46,8 @@ class Instance:
         self._clock = WallClock()
         self._drain_s = drain_s
         profile = config.multiplex.profile
-        costs = load_costs(Path(profile).expanduser(), model_dir, runner) if profile and limits.has_lanes else None
-        self._engine = Engine(runner, limits, self._publish, self._clock, costs=costs)
+        self._costs = load_costs(Path(profile).expanduser(), model_dir, runner) if profile and limits.has_lanes else None
+        self._engine = Engine(runner, limits, self._publish, self._clock, costs=self._costs)
         log.info("Instance %s: %s", self._id, _resolved(config, runner, self._engine.limits))
         _favour_the_step_loop()
         self._switchboard = Switchboard(self)
@@ -91,7 +91,8 @@ class Instance:
         return wire.pack_load(self._engine.load())
 
     def figures(self) -> wire.Figures:
-        return self._engine.counters.figures()
+        counted = self._engine.counters.figures()
+        return {**counted, **self._costs.figures().exported()} if self._costs else counted
 
     def timeline(self, first: int, seconds: float) -> wire.TimelinePage:
         ring, now_s = self._engine.timeline, self._clock.now()

@@ -6,7 +6,7 @@ event       `(request_id, token)` in the common case, else `(request_id, token, 
             error `(class name, message)`
 submission  `{"left_s": seconds until the deadline, "prompts": [[token ids, [[request_id, sampling params], ...]], ...]}`: each
             distinct prompt once. Seconds left, because the two ends' clocks have nothing in common.
-figures     `engine.counters.Counters.figures()`
+figures     `engine.counters.Counters.figures()`, and `latency.correction.Figures.exported()` where a profile is used
 refusal     `(class name, message, attributes)` of the error
 timeline    `{"now_s": the engine's clock, "units": of its device, "records": of `engine.timeline`, a page of them,
             "more": whether there are others after them}`
@@ -39,7 +39,7 @@ Event: TypeAlias = Sequence[Any]
 PackedLoad: TypeAlias = Sequence[Any]
 Submission: TypeAlias = Mapping[str, Any]
 Refusal: TypeAlias = Sequence[Any]
-Figures: TypeAlias = Mapping[str, int | Mapping[str, int]]
+Figures: TypeAlias = Mapping[str, float | Mapping[str, int]]
 TimelinePage: TypeAlias = Mapping[str, Any]
 
 _PARAMS = tuple(field.name for field in fields(SamplingParams))

@@ -4,9 +4,10 @@ from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from pdmux_ray.engine.counters import Counters
+from pdmux_ray.latency.correction import Figures
 from pdmux_ray.metrics.catalog import TOKEN_BUCKETS_S, GatewayMetrics, LatencyHistogram
 from pdmux_ray.policy.decisions import StepReason
-from pdmux_ray.types import FinishReason
+from pdmux_ray.types import FinishReason, Mode
 
 
 def test_every_counter_of_an_engine_is_exported_per_instance() -> None:
@@ -25,6 +26,22 @@ def test_every_counter_of_an_engine_is_exported_per_instance() -> None:
     assert samples["pdmux_prefill_tokens_total", None] == ("one", 40)
     assert samples["pdmux_engine_finished_total", "stop"] == ("one", 2)
     assert samples["pdmux_steps_total", next(iter(StepReason)).value] == ("one", 5)
+
+
+def test_drift_and_modes_are_exported_of_the_instances_that_have_them() -> None:
+    counters = Counters()
+    counters.steps_by_mode[Mode.SPLIT] = 7
+    learned = Figures(drifting=2, correction=1.25, observed=900, exceeded=9)
+    text = GatewayMetrics("g", dict, lambda: {"one": counters.figures() | learned.exported(), "two": Counters().figures()})
+    lines = text.exposition().decode().splitlines()
+    assert 'pdmux_mode_steps_total{gateway="g",instance="one",mode="split"} 7.0' in lines
+    about = [line for line in lines if not line.startswith("#") and line.split("{")[0] in learned.exported()]
+    assert sorted(about) == [
+        'pdmux_correction_factor{gateway="g",instance="one"} 1.25',
+        'pdmux_drifting_cells{gateway="g",instance="one"} 2.0',
+        'pdmux_exceeded_bounds_total{gateway="g",instance="one"} 9.0',
+        'pdmux_predicted_times_total{gateway="g",instance="one"} 900.0',
+    ]
 
 
 def test_a_latency_histogram_is_exported_as_the_library_would_export_it() -> None:
