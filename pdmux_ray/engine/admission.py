@@ -58,8 +58,8 @@ class Admitter:
 
     def look(self) -> None:
         lanes = self._lanes
-        self._queues = tuple(lanes.decoding), tuple(lanes.prefilling), tuple(lanes.waiting), tuple(lanes.jobs)
-        self._transferring = tuple(lanes.transferring)
+        self._queues = lanes.decoding.noted, lanes.prefilling.noted, lanes.waiting.noted, tuple(lanes.jobs)
+        self._transferring = lanes.transferring.noted
 
     def check(self, request: Request, enqueued: Sequence[Request], now: float) -> None:
         """`enqueued`: who came since the last `look`. Raises QueueFullError when the first token is predicted to miss its
@@ -85,5 +85,6 @@ class Admitter:
         hit = request.prefix_hit(lanes.pool)
         new = Piece(request.known_tokens - hit.tokens, hit.tokens)
         admission = admit(view, new, self._limits, self._costs, self._objective)
+        lanes.counters.admissions[admission.reason] += 1
         if not admission.accept:
             raise QueueFullError(len(view.waiting), admission.retry_after_s, admission.predicted_ttft_s)

@@ -9,7 +9,6 @@ It is the `EngineView` that `policy.batching.plan_step` reads. Everything here r
 from __future__ import annotations
 
 import math
-from bisect import insort
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise, repeat
@@ -18,6 +17,7 @@ from pdmux_ray.engine.counters import Counters
 from pdmux_ray.engine.handoffs import Handoffs
 from pdmux_ray.engine.limits import EngineLimits
 from pdmux_ray.engine.pages import Hit, PagePool
+from pdmux_ray.engine.queues import Queue
 from pdmux_ray.engine.request import Request
 from pdmux_ray.engine.runner import PrefillSlice, StepBatch, StepOutput
 from pdmux_ray.engine.timeline import Timeline
@@ -40,10 +40,10 @@ class Scheduler:
         self.now = 0.0  # when the plan was made
         self.counters = Counters(queued_finishes_s=deque([0.0], maxlen=4 * limits.max_batch))
         self.requests: dict[str, Request] = {}
-        self.waiting: deque[Request] = deque()
-        self.prefilling: list[Request] = []
-        self.decoding: list[Request] = []
-        self.transferring: list[Request] = []
+        self.waiting = Queue()
+        self.prefilling = Queue()
+        self.decoding = Queue()
+        self.transferring = Queue()
         self._batch_limits = limits.batch_limits()
         self._events: dict[str, list[TokenEvent]] = {}  # by sink
         self._counted_to_s = 0.0  # up to when `counters.queued_s` has counted
@@ -69,7 +69,7 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Takes in a QUEUED request with a new id, later in arrival than all before."""
         self.requests[request.request_id] = request
-        self.waiting.append(request)
+        self.waiting.put(request)
         self.handoffs.enqueued(request)
         self.timeline.arrived(request.history[0][0], request.request_id, request.prompt_tokens)
 
@@ -128,13 +128,13 @@ class Scheduler:
     def begin_transfer(self, request: Request, now: float) -> None:
         """A waiting request becomes a holder of its prefix hit, and is in TRANSFER."""
         self._leave_queue(request, request.prefix_hit(self.pool), Phase.TRANSFER, now)
-        _put(request, self.transferring)
+        self.transferring.put(request)
 
     def land(self, request: Request, tokens: int, now: float) -> None:
         """So many tokens have come: all of its prompt but the last is there, as if from the prefix cache, and it can decode."""
         self.transferring.remove(request)
         request.move(Phase.DECODE, now)
-        _put(request, self.decoding)
+        self.decoding.put(request)
         request.peers.clear()
         request.received_tokens = tokens
         request.computed_tokens = request.prompt_tokens - 1
@@ -146,7 +146,7 @@ class Scheduler:
         self._queue(request).remove(request)
         request.give_up_pages(self.pool)
         request.move(Phase.QUEUED, now)
-        _put(request, self.waiting)
+        self.waiting.put(request)
         self.handoffs.enqueued(request)
 
     # Ends without a token.
@@ -184,6 +184,8 @@ class Scheduler:
         for phase, queue in queues.items():
             if any(older.arrival >= newer.arrival for older, newer in pairwise(queue)):
                 raise IntegrityError(f"the {phase.value} queue is not in order of arrival")
+            if queue != list(queue.noted):
+                raise IntegrityError(f"the note of the {phase.value} queue is of another time")
             for request in queue:
                 _check_request(request, phase, self.pool.page_size)
         self.pool.check_integrity(self._page_lists(), *self.handoffs.page_lists())
@@ -206,7 +208,7 @@ class Scheduler:
         if hit.tokens != chunk.start:
             raise IntegrityError(f"{chunk} does not fit request {request.request_id}, which hits {hit.tokens} tokens")
         self._leave_queue(request, hit, Phase.PREFILL, now)
-        _put(request, self.prefilling)
+        self.prefilling.put(request)
         self.handoffs.started(request, self)
         return request
 
@@ -254,7 +256,7 @@ class Scheduler:
                 continue
             self.prefilling.remove(request)
             request.move(Phase.DECODE, now)
-            _put(request, self.decoding)
+            self.decoding.put(request)
             token, logprob = next(sampled)
             self._append(request, token, logprob, now)
 
@@ -303,7 +305,7 @@ class Scheduler:
         """Frees the pages of a request that ends."""
         request.give_up_pages(self.pool)
 
-    def _queue(self, request: Request) -> deque[Request] | list[Request]:
+    def _queue(self, request: Request) -> Queue:
         if request.phase is Phase.DECODE:
             return self.decoding
         if request.phase is Phase.PREFILL:
@@ -327,14 +329,6 @@ def results_of(output: StepOutput, expected: int) -> Iterator[tuple[int, TokenLo
             f"a step that samples {expected} tokens answered with {len(tokens)} tokens and {len(output.logprobs)} logprobs"
         )
     return zip(tokens, logprobs, strict=True)
-
-
-def _put(request: Request, queue: deque[Request] | list[Request]) -> None:
-    """Into its place by arrival."""
-    if not queue or queue[-1].arrival < request.arrival:
-        queue.append(request)
-    else:
-        insort(queue, request, key=lambda other: other.arrival)
 
 
 def failure(request_id: str, error: PdmuxError) -> TokenEvent:
