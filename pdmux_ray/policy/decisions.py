@@ -58,7 +58,8 @@ class ModeReason(Enum):
     NO_DECODE = "no_decode"  # nobody decodes: the prefill has every unit
     FITS = "fits"  # the fewest decode units whose bound keeps the ITL objective
     BEST_EFFORT = "best_effort"  # no split keeps the ITL objective: the one that misses it least
-    SLACK = "slack"  # this mode finishes the prefill earlier than any other that keeps the ITL objective
+    SLACK = "slack"  # the first token is in time: of the modes that keep the ITL objective, the one that gets most work done
+    SOONEST = "soonest"  # of the modes that keep the ITL objective, the one that ends the prefill first
     HURRY = "hurry"  # this mode misses the ITL objective by little, and else the first token would be late
     DWELL = "dwell"  # another one would be better, but the last change is too recent
     HELD = "held"  # a block in flight keeps its units: nothing changes before it ends

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from pdmux_ray.policy.decisions import ModeReason
 from pdmux_ray.policy.sharing import Way
 from pdmux_ray.types import Mode
 
-NEAR = 1.05  # prefills that end within this factor of the earliest count as equals: then the shorter decode step counts
+NEAR = 1.05  # ways within this factor of the best count as equals: then the shorter decode step counts
+SAFE = 1.2  # a prefill is in time when it would be even if it took so many times what is predicted
 LITTLE = 1.25  # a bound that misses by no more than this factor misses by little
 MUCH = 1.5  # times sooner
+
+
+class Need(NamedTuple):
+    """What ways are measured by. Seconds."""
+
+    itl_s: float  # the objective
+    left_s: float  # until the most urgent first token is due; inf: nobody said when
+    decode_s: float  # what the decodes would take with the device to themselves
+    prefill_s: float  # and what is left of the prefill
 
 
 def in_hurry(calm: Way, hurried: Way, left_s: float) -> bool:
@@ -19,26 +31,44 @@ def in_hurry(calm: Way, hurried: Way, left_s: float) -> bool:
     return calm.finish_s > left_s and hurried.finish_s <= max(left_s, calm.finish_s / MUCH)
 
 
+def work_rate(way: Way, need: Need) -> float:
+    """How much of a way's decodes and prefill gets done in a second, in seconds that the whole device would take for it."""
+    return need.decode_s / way.gap_s.predicted_s + need.prefill_s / way.finish_s
+
+
 def choose_way(
-    ways: Sequence[Way], itl_s: float, mode: Mode, mode_age_s: float, switch_s: float, dwell: float
+    ways: Sequence[Way], need: Need, mode: Mode, mode_age_s: float, switch_s: float, dwell: float
 ) -> tuple[Way, ModeReason]:
-    """Of the ways whose ITL bound holds, the one that is predicted to end the most urgent prefill first; of equals, the one
-    with the shorter decode step. When none holds, the same among those that miss by little more than the least: to
-    prefill nothing helps nobody.
+    """Of the ways whose ITL bound holds, those that end the prefill safely in time, and of these the one that gets most work
+    done: the first token needs no more haste, and what is saved serves those who come later. When none is in time, or no time
+    was said, the one that ends the prefill soonest. Of equals, the one with the shorter decode step.
+
+    When no bound holds, the same among those that miss by little more than the least: to prefill nothing helps nobody.
 
     The mode of the last step stays while it is among them, until it is `dwell` x `switch_s` / gain old: a change that gains
-    little must be worth it for long. The gain is the part of the prefill's time that the change saves.
+    little must be worth it for long. The gain is the part of the time that the change saves.
     """
-    why = ModeReason.SLACK
-    fit = [way for way in ways if way.gap_s.bound_s <= itl_s]
+    why = ModeReason.SOONEST
+    cost: Callable[[Way], float] = _finish_s
+    fit = [way for way in ways if way.gap_s.bound_s <= need.itl_s]
     if not fit:
         why = ModeReason.BEST_EFFORT
         least_s = min(way.gap_s.bound_s for way in ways)
         fit = [way for way in ways if way.gap_s.bound_s <= LITTLE * least_s]
-    soon_s = NEAR * min(way.finish_s for way in fit)
-    best = min((way for way in fit if way.finish_s <= soon_s), key=lambda way: way.gap_s.predicted_s)
+    elif need.left_s < math.inf and (in_time := [way for way in fit if SAFE * way.finish_s <= need.left_s]):
+        why, cost, fit = ModeReason.SLACK, _per_work(need), in_time
+    least = NEAR * min(map(cost, fit))
+    best = min((way for way in fit if cost(way) <= least), key=lambda way: way.gap_s.predicted_s)
     current = next((way for way in fit if way.mode is mode), best)
-    gain = 1 - best.finish_s / current.finish_s
+    gain = 1 - cost(best) / cost(current)
     if current is not best and (gain <= 0 or mode_age_s * gain < dwell * switch_s):
         return current, ModeReason.DWELL
     return best, why
+
+
+def _finish_s(way: Way) -> float:
+    return way.finish_s
+
+
+def _per_work(need: Need) -> Callable[[Way], float]:
+    return lambda way: 1 / work_rate(way, need)

@@ -17,7 +17,7 @@ from pdmux_ray.policy.decisions import LaneUse, ModeReason, StepPlan, StepReason
 from pdmux_ray.policy.jobs import choose_work
 from pdmux_ray.policy.lane_limits import LaneLimits
 from pdmux_ray.policy.lane_step import LaneStep, lane_step, mode_in_force
-from pdmux_ray.policy.mode_choice import LITTLE, choose_way, in_hurry
+from pdmux_ray.policy.mode_choice import LITTLE, Need, choose_way, in_hurry
 from pdmux_ray.policy.sharing import Way, Work, beside, chunked, most, time_shared
 from pdmux_ray.policy.views import CostModel, LanesView
 from pdmux_ray.types import Mode, Split
@@ -33,8 +33,9 @@ def plan_lanes(view: LanesView, limits: LaneLimits, costs: CostModel | None) -> 
        flight, and nobody starts. A job that loses a request has ended; its others begin anew, with the pages they have.
     2. While a block is in flight its units stay its own: the decodes go on with what they have, and wait when that is nothing.
     3. Else the prefill lane is given the next block of the most urgent work; when nobody decodes, on every unit.
-    4. The mode is the configured one; AUTO takes the way whose bound holds and that is predicted to end that work first.
-       When its first token would be late so, the bound may miss the objective by little.
+    4. The mode is the configured one; AUTO takes, of the ways whose bound holds, the one that gets most work done while the
+       first token is in time, else the one that ends its prefill first. When it would be late even so, the bound may miss the
+       objective by little.
 
     The plan may start any waiting request, not only the first one.
     """
@@ -76,16 +77,19 @@ def _choose(step: LaneStep, work: Work, costs: CostModel) -> tuple[Way, ModeReas
 def _auto(step: LaneStep, work: Work, costs: CostModel) -> tuple[Way, ModeReason]:
     """With the ITL objective; when the first token would be late with it, with one a little longer, if that helps."""
     view, limits = step.view, step.limits
-    age_s, left_s = view.now - view.mode_since_s, work.due_s - view.now
+    decode_s = costs.decode(*step.decodes, view.units, 0).predicted_s
+    prefill_s = costs.prefill(work.pieces, view.layers - work.layers_done, view.units, 0).predicted_s
+    need = Need(limits.itl_s, work.due_s - view.now, decode_s, prefill_s)
 
-    def best(itl_s: float) -> tuple[Way, ModeReason]:
-        return choose_way(_ways(step, work, costs, itl_s), itl_s, view.mode, age_s, costs.switch_s, limits.dwell)
+    def best(need: Need) -> tuple[Way, ModeReason]:
+        ways = _ways(step, work, costs, need.itl_s)
+        return choose_way(ways, need, view.mode, view.now - view.mode_since_s, costs.switch_s, limits.dwell)
 
-    calm, why = best(limits.itl_s)
-    if calm.finish_s <= left_s or why is ModeReason.BEST_EFFORT:
+    calm, why = best(need)
+    if calm.finish_s <= need.left_s or why is ModeReason.BEST_EFFORT:
         return calm, why
-    hurried, _ = best(LITTLE * limits.itl_s)
-    return (hurried, ModeReason.HURRY) if in_hurry(calm, hurried, left_s) else (calm, why)
+    hurried, _ = best(need._replace(itl_s=LITTLE * need.itl_s))
+    return (hurried, ModeReason.HURRY) if in_hurry(calm, hurried, need.left_s) else (calm, why)
 
 
 def _ways(step: LaneStep, work: Work, costs: CostModel, itl_s: float) -> list[Way]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from pdmux_ray.policy.decisions import ModeReason, StepPlan, StepReason
 from pdmux_ray.policy.fake_costs import FakeCosts
 from pdmux_ray.policy.lane_limits import LaneLimits
-from pdmux_ray.policy.mode_choice import LITTLE, choose_way, in_hurry
+from pdmux_ray.policy.mode_choice import LITTLE, Need, choose_way, in_hurry, work_rate
 from pdmux_ray.policy.multiplexing import plan_lanes
 from pdmux_ray.policy.sharing import Way
 from pdmux_ray.policy.views import Estimate
@@ -53,14 +54,14 @@ def test_where_a_few_units_decode_as_fast_as_all_a_tight_objective_asks_for_a_sp
     alone = GPU.decode(4, 400, 8, 0)
     plan = plan_of(busy(8), 1.3 * alone.bound_s, GPU)
     assert plan.lanes is not None
-    assert (plan.lanes.mode, plan.lanes.why) == (Mode.SPLIT, ModeReason.SLACK)
+    assert (plan.lanes.mode, plan.lanes.why) == (Mode.SPLIT, ModeReason.SOONEST)
     assert plan.lanes.split == Split(5, 3)
 
 
 def test_on_a_few_cores_a_loose_objective_asks_for_a_long_chunk() -> None:
     alone = CPU.decode(4, 400, 2, 0)
     plan = plan_of(busy(2), 3 * alone.bound_s, CPU)
-    assert (plan.lanes, plan.why, plan.reason) == (None, ModeReason.SLACK, StepReason.CHUNK_MIXED)
+    assert (plan.lanes, plan.why, plan.reason) == (None, ModeReason.SOONEST, StepReason.CHUNK_MIXED)
     assert plan.step_s is not None
     assert 0.6 * 3 * alone.bound_s < plan.step_s.bound_s <= 3 * alone.bound_s
 
@@ -108,32 +109,38 @@ SPLIT, CHUNKED = Mode.SPLIT, Mode.CHUNKED
 @pytest.mark.parametrize(
     ("ways", "chosen", "why"),
     [
-        ([way(SPLIT, 0.02, 2.0), way(CHUNKED, 0.05, 1.0)], CHUNKED, ModeReason.SLACK),
-        ([way(SPLIT, 0.02, 2.0), way(CHUNKED, 0.05, 1.0, bound_s=0.07)], SPLIT, ModeReason.SLACK),
-        ([way(SPLIT, 0.02, 1.04), way(CHUNKED, 0.05, 1.0)], SPLIT, ModeReason.SLACK),
+        ([way(SPLIT, 0.02, 2.0), way(CHUNKED, 0.05, 1.0)], CHUNKED, ModeReason.SOONEST),
+        ([way(SPLIT, 0.02, 2.0), way(CHUNKED, 0.05, 1.0, bound_s=0.07)], SPLIT, ModeReason.SOONEST),
+        ([way(SPLIT, 0.02, 1.04), way(CHUNKED, 0.05, 1.0)], SPLIT, ModeReason.SOONEST),
         ([way(SPLIT, 0.11, 1.0), way(CHUNKED, 0.08, 2.0)], CHUNKED, ModeReason.BEST_EFFORT),
         ([way(SPLIT, 0.09, 1.0), way(CHUNKED, 0.08, 2.0)], SPLIT, ModeReason.BEST_EFFORT),
     ],
     ids=["earlier end", "bound does not hold", "equals: shorter step", "none holds: least miss", "none holds: equal misses"],
 )
 def test_choice(ways: list[Way], chosen: Mode, why: ModeReason) -> None:
-    assert choose_way(ways, 0.06, Mode.TIME_SHARED, 0.0, 0.001, 10.0) == (next(w for w in ways if w.mode is chosen), why)
+    assert choose_way(ways, Need(0.06, math.inf, 0.01, 0.5), Mode.TIME_SHARED, 0.0, 0.001, 10.0) == (
+        next(w for w in ways if w.mode is chosen),
+        why,
+    )
 
 
-@pytest.mark.parametrize(("age_s", "chosen", "why"), [(0.019, SPLIT, ModeReason.DWELL), (0.021, CHUNKED, ModeReason.SLACK)])
+@pytest.mark.parametrize(("age_s", "chosen", "why"), [(0.019, SPLIT, ModeReason.DWELL), (0.021, CHUNKED, ModeReason.SOONEST)])
 def test_a_mode_stays_until_a_change_is_worth_what_it_costs(age_s: float, chosen: Mode, why: ModeReason) -> None:
     ways = [way(SPLIT, 0.02, 2.0), way(CHUNKED, 0.05, 1.0)]  # a gain of one half, a cost of 1 ms, ten times: 20 ms
-    assert choose_way(ways, 0.06, SPLIT, age_s, 0.001, 10.0) == (next(w for w in ways if w.mode is chosen), why)
+    assert choose_way(ways, Need(0.06, math.inf, 0.01, 0.5), SPLIT, age_s, 0.001, 10.0) == (
+        next(w for w in ways if w.mode is chosen),
+        why,
+    )
 
 
 def test_a_mode_whose_bound_does_not_hold_is_left_at_once() -> None:
     ways = [way(SPLIT, 0.05, 1.0, bound_s=0.07), way(CHUNKED, 0.05, 2.0)]
-    assert choose_way(ways, 0.06, SPLIT, 0.0, 0.001, 10.0) == (ways[1], ModeReason.SLACK)
+    assert choose_way(ways, Need(0.06, math.inf, 0.01, 0.5), SPLIT, 0.0, 0.001, 10.0) == (ways[1], ModeReason.SOONEST)
 
 
 def test_a_mode_that_ends_the_prefill_first_is_not_left_for_an_equal_one() -> None:
     ways = [way(SPLIT, 0.02, 1.04), way(CHUNKED, 0.05, 1.0)]
-    assert choose_way(ways, 0.06, CHUNKED, 1e9, 0.001, 10.0) == (ways[1], ModeReason.DWELL)
+    assert choose_way(ways, Need(0.06, math.inf, 0.01, 0.5), CHUNKED, 1e9, 0.001, 10.0) == (ways[1], ModeReason.DWELL)
 
 
 @pytest.mark.parametrize(
@@ -159,4 +166,24 @@ def test_a_first_token_that_would_be_late_may_stretch_the_objective_by_little() 
 
 def test_without_a_deadline_nothing_is_stretched() -> None:
     itl_s = CPU.decode(4, 400, 1, 1).bound_s / 1.2
-    assert why_of(plan_of(busy(2), itl_s, CPU)) is ModeReason.SLACK
+    assert why_of(plan_of(busy(2), itl_s, CPU)) is ModeReason.SOONEST
+
+
+@pytest.mark.parametrize(
+    ("left_s", "chosen", "why"),
+    [(2.5, SPLIT, ModeReason.SLACK), (2.3, CHUNKED, ModeReason.SLACK), (1.1, CHUNKED, ModeReason.SOONEST)],
+    ids=["there is time", "the one with more work done would be late", "both would"],
+)
+def test_with_time_left_the_way_that_gets_most_work_done_is_taken(left_s: float, chosen: Mode, why: ModeReason) -> None:
+    ways = [way(SPLIT, 0.02, 2.0), way(CHUNKED, 0.05, 1.0)]
+    need = Need(0.06, left_s, decode_s=0.015, prefill_s=0.8)  # 0.75 + 0.4 beside 0.3 + 0.8 of the device
+    taken = choose_way(ways, need, chosen, 1e9, 0.001, 10.0)
+    assert taken == (next(w for w in ways if w.mode is chosen), why)
+    assert work_rate(ways[0], need) > work_rate(ways[1], need)
+
+
+def test_a_deadline_ahead_lets_a_device_split_that_a_loose_objective_would_not() -> None:
+    itl_s = 6 * GPU.decode(4, 400, 8, 0).bound_s
+    due = replace(busy(8), waiting=[waiter("w", 2048, due_s=100.0 + 60.0)])
+    assert mode_of(plan_of(busy(8), itl_s, GPU)) is not Mode.SPLIT
+    assert mode_of(plan_of(due, itl_s, GPU)) is Mode.SPLIT
