@@ -13,7 +13,7 @@ no more, or cannot write any more: `Lost` says that the request must go on witho
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from hashlib import blake2b
@@ -124,7 +124,7 @@ class Limits:
     heartbeat_s: float = 0.25  # between two heartbeats of an endpoint to each of its peers
     silence_s: float = 2.0  # without any word: the peer counts as frozen or cut off
     accept_s: float = 1.0  # from the ticket to its answer
-    lease_s: float = 2.0  # of a handoff, since the other end last said that it works on it
+    lease_s: float = 5.0  # of a handoff, since the other end last said that it works on it; of an engine, since it last polled
     drain_s: float = 1.0  # from a cancel to its acknowledgement; then the peer is fenced
     max_handoffs: int = 1024  # alive with one peer, in one direction
     max_prompt_tokens: int = 2**20
@@ -221,13 +221,16 @@ class KvPort(Protocol):
     def poll(self) -> Sequence[PortEvent]:
         """What happened since the last call, in order. Raises KvTransferError when the port itself has failed."""
 
+    def wake_with(self, wake: Callable[[], None]) -> None:
+        """Calls `wake`, from any thread, when `poll` has something new: an idle engine sleeps."""
+
 
 # --- the seam to what moves the bytes ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class PeerUp:
-    """Connected, hello exchanged, compatible: tickets and writes may go."""
+    """Connected, hello exchanged, compatible, and the pools have a `plan.grid`: tickets and writes may go."""
 
     peer: str
     epoch: int
@@ -321,7 +324,10 @@ class Transport(Protocol):
         """Starts to connect, and to connect again after a loss. Answered by PeerUp or PeerRefused."""
 
     def disconnect(self, peer: str) -> None:
-        """Ends the connection; PeerDown follows. A peer that was connected to is tried again (it may have a new epoch)."""
+        """Ends the connection, if one is up; PeerDown follows. A peer that was connected to is tried again."""
+
+    def forget(self, peer: str) -> None:
+        """As `disconnect`, and it is not tried again until `connect`."""
 
     def fence(self, peer: str, epoch: int) -> None:
         """Makes late writes of this start of the peer impossible; PeerFenced follows, if only when its process has died."""

@@ -41,6 +41,10 @@ class Grid:
     def head_groups(self) -> int:
         return self.heads // self.group_heads
 
+    def descriptor_bytes(self, layout: KVLayout) -> int:
+        """Bytes of one descriptor, in either pool."""
+        return self.group_heads * self.group_slots * layout.head_dim * layout.dtype_bytes
+
 
 def grid(one: KVLayout, other: KVLayout) -> Grid:
     """The coarsest grid of the two; `grid(a, b) == grid(b, a)`. Raises LayoutMismatchError, which names what differs."""
@@ -70,7 +74,7 @@ def descriptors(layout: KVLayout, grid: Grid) -> Rows:
     heads = np.arange(grid.head_groups, dtype=np.uint64)[:, None] * np.uint64(grid.group_heads * head_bytes) + np.uint64(first)
     slots = np.arange(layout.page_size // grid.group_slots, dtype=np.uint64) * np.uint64(grid.group_slots * token_bytes)
     offsets = (pages + heads + slots).reshape(-1)
-    return np.stack([offsets, np.full_like(offsets, grid.group_heads * grid.group_slots * token_bytes)], axis=1)
+    return np.stack([offsets, np.full_like(offsets, grid.descriptor_bytes(layout))], axis=1)
 
 
 def indices(layout: KVLayout, grid: Grid, pages: Sequence[int], layers: range, tokens: range, origin: int = 0) -> Indices:
