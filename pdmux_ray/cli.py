@@ -39,8 +39,8 @@ _SAMPLING: tuple[tuple[str, type, str], ...] = (
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit code: 0, 1 for a measurement that failed, 2 for a wrong argument, config or request (one line on
     stderr), 130 when interrupted."""
-    args = parser().parse_args(with_action(sys.argv[1:] if argv is None else argv))
     try:
+        args = parser().parse_args(with_action(sys.argv[1:] if argv is None else argv))
         return int(args.run(args))
     except PdmuxError as error:
         print(f"pdmux: {error}", file=sys.stderr)

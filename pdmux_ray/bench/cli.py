@@ -16,8 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from pdmux_ray.bench.load.slo_text import HELP as SLO_HELP
 from pdmux_ray.errors import ConfigError
+from pdmux_ray.metrics.slo_text import HELP as SLO_HELP
 
 API_KEY_VARIABLE = "PDMUX_BENCH_API_KEY"
 ACTIONS = ("run", "compare", "report")

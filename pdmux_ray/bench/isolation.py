@@ -29,10 +29,10 @@ from pdmux_ray.bench.cli import TOKEN_IDS
 from pdmux_ray.bench.load import client, targets
 from pdmux_ray.bench.load.client import Target
 from pdmux_ray.bench.load.generator import run as run_loop
-from pdmux_ray.bench.load.slo_text import SloText
 from pdmux_ray.errors import PdmuxError
 from pdmux_ray.metrics.goodput import Slo
 from pdmux_ray.metrics.lifeline import Ending, Lifeline, quantile
+from pdmux_ray.metrics.slo_text import SloText
 from pdmux_ray.model.source import resolve
 from pdmux_ray.report import figures
 from pdmux_ray.report.progress import Progress

@@ -31,11 +31,11 @@ from pdmux_ray.bench.load.offer import Offer, Terms
 from pdmux_ray.bench.load.outcome import Outcome
 from pdmux_ray.bench.load.provenance import provenance
 from pdmux_ray.bench.load.session import Session
-from pdmux_ray.bench.load.slo_text import SloText
 from pdmux_ray.bench.settings import PEER, START_S, YARDSTICK, command, served, start_s
 from pdmux_ray.bench.timeline import Fetched
 from pdmux_ray.errors import PdmuxError
 from pdmux_ray.metrics.goodput import Slo
+from pdmux_ray.metrics.slo_text import SloText
 from pdmux_ray.report import figures
 from pdmux_ray.report.progress import Progress
 from pdmux_ray.report.series import Window
@@ -154,8 +154,8 @@ class Study:
         """Raises what ends it early; the sessions have what there is."""
         searches = self.extent.rounds * len(self.names) * len(self.shapes)
         self._searches_left = searches
+        self._measure_yardstick()
         with Progress(searches * self.extent.usual_runs, self.console) as progress:
-            self._measure_yardstick(progress)
             for round_index in range(self.extent.rounds):
                 self._round = round_index
                 for name in list(self.names)[:: -1 if self._round % 2 else 1]:
@@ -164,8 +164,9 @@ class Study:
                     except PdmuxError as error:
                         outcome.stop(f"{name} was not measured to the end: {error}")
 
-    def _measure_yardstick(self, progress: Progress) -> None:
-        progress.update(0.0, f"starting {YARDSTICK}, idle, to set the SLO and the rates")
+    def _measure_yardstick(self) -> None:
+        about_s = START_S + len(self.shapes) * CALIBRATION_S
+        self._print(f"starting {YARDSTICK}, idle, to set the SLO and the rates: about {about_s:.0f} s")
         with self.serve(command(YARDSTICK), self.model) as target:
             asks = [ask for shape in self.shapes for ask in shape.workload.asks(SAMPLE, self.seed)]
             solo = run_loop(targets.measure_solo(target, targets.plan_solo(asks, TOKEN_IDS, MAX_CONTEXT)))

@@ -4,19 +4,19 @@
 from __future__ import annotations
 
 import argparse
-import http.client
+import asyncio
 import json
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlencode
+
+import aiohttp
 
 from pdmux_ray.bench.load.answer import quoted
+from pdmux_ray.bench.load.generator import run as run_loop
 from pdmux_ray.bench.load.targets import TargetError, base_url
 from pdmux_ray.errors import ConfigError
 from pdmux_ray.metrics.trace import Trace, arrivals_of, clock_offset_s, events_of, together, units_of
@@ -24,8 +24,7 @@ from pdmux_ray.report.series import UnitsSample, Window
 from pdmux_ray.report.timeline import build, samples_of
 
 PATH = "/debug/timeline"
-TIMEOUT_S = 30.0  # of a silence
-MAX_S = 60.0  # of an answer
+MAX_S = 60.0  # until everything is there
 MARGIN_S = 2.0  # that is asked for before a run: asking takes time, and a block may have begun earlier
 MAX_BYTES = 512 * 2**20
 MAX_EMPTY_BYTES = 2**20
@@ -43,52 +42,52 @@ class Fetched:
         return list(self.trace["otherData"]["instances"])
 
 
-def fetch(url: str, seconds: float, api_key: str | None = None, instance: str | None = None) -> Fetched | None:
-    """The last `seconds`; None when the server has no timeline to tell. Raises TargetError.
+def fetch(
+    url: str, seconds: float, api_key: str | None = None, instance: str | None = None, patience_s: float = MAX_S
+) -> Fetched | None:
+    """The last `seconds`; None when the server has none to tell. Raises TargetError, after `patience_s` at the latest."""
+    return run_loop(_fetched(url, seconds, api_key, {"instance": instance} if instance else {}, patience_s))
 
-    A first, empty trace tells how the clocks differ: its answer takes so little time that little can be wrong.
-    """
-    named = {"instance": instance} if instance else {}
-    before_s = time.perf_counter()
-    empty = _get(url, {"seconds": 0, **named}, api_key, MAX_EMPTY_BYTES)
-    after_s = time.perf_counter()
-    trace = _get(url, {"seconds": seconds, **named}, api_key, MAX_BYTES) if empty else None
+
+async def _fetched(url: str, seconds: float, api_key: str | None, named: dict[str, str], patience_s: float) -> Fetched | None:
+    """A first, empty trace tells how the clocks differ: its answer takes so little time that little can be wrong."""
+    headers = {"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {api_key}"} if api_key else {})
+    try:
+        async with asyncio.timeout(patience_s), aiohttp.ClientSession(headers=headers, auto_decompress=False) as session:
+            before_s = time.perf_counter()
+            empty = await _get(session, url, {"seconds": "0", **named}, MAX_EMPTY_BYTES)
+            after_s = time.perf_counter()
+            trace = await _get(session, url, {"seconds": str(seconds), **named}, MAX_BYTES) if empty else None
+    except TimeoutError:
+        raise TargetError(f"{url}{PATH} cannot be read: it was not whole after {patience_s:g} s") from None
     if empty is None or trace is None:
         return None
     return Fetched(trace, clock_offset_s(before_s, empty["otherData"]["now_s"], after_s))
 
 
-class _NoRedirects(urllib.request.HTTPRedirectHandler):
+async def _get(session: aiohttp.ClientSession, url: str, query: dict[str, str], most_bytes: int) -> Trace | None:
     """Nobody but the named server is asked, or gets its key."""
-
-    def redirect_request(self, *_: Any) -> None:
-        return None
-
-
-def _get(url: str, query: dict[str, Any], api_key: str | None, most_bytes: int) -> Trace | None:
-    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-    request = urllib.request.Request(f"{url}{PATH}?{urlencode(query)}", headers=headers)
     try:
-        with urllib.request.build_opener(_NoRedirects).open(request, timeout=TIMEOUT_S) as response:
-            return _checked(url, json.loads(_whole(response, most_bytes)))
-    except urllib.error.HTTPError as error:
-        with error:
-            if error.code == 404:
+        async with session.get(f"{url}{PATH}", params=query, allow_redirects=False) as response:
+            body = await _whole(response, most_bytes)
+            if response.status == 404:
                 return None
-            raise TargetError(f"{url}{PATH} answers HTTP {error.code}: {quoted(error.read(2000)) or error.reason}") from None
-    except (OSError, ValueError, RecursionError, http.client.HTTPException) as error:
+            if response.status != 200:
+                raise TargetError(f"{url}{PATH} answers HTTP {response.status}: {quoted(body) or response.reason}")
+            return _checked(url, json.loads(body))
+    except TimeoutError:
+        raise
+    except (aiohttp.ClientError, OSError, ValueError, RecursionError) as error:
         raise TargetError(f"{url}{PATH} cannot be read: {error}") from None
 
 
-def _whole(response: http.client.HTTPResponse, most_bytes: int) -> bytes:
-    """Raises ValueError when it is too long, or takes too long."""
-    body, end_s = bytearray(), time.monotonic() + MAX_S
-    while piece := response.read1(1 << 16):
+async def _whole(response: aiohttp.ClientResponse, most_bytes: int) -> bytes:
+    """Raises ValueError when it is too long."""
+    body = bytearray()
+    async for piece in response.content.iter_any():
         body += piece
         if len(body) > most_bytes:
             raise ValueError(f"more than {most_bytes} bytes")
-        if time.monotonic() > end_s:
-            raise ValueError(f"not whole after {MAX_S:.0f} s")
     return bytes(body)
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import argparse
 import dataclasses
 from pathlib import Path
 
@@ -104,3 +105,14 @@ def test_a_wrong_argument_is_one_line_and_exit_code_2(
     assert shown.err.startswith("pdmux: ")
     assert shown.err.count("\n") == 1
     assert message in shown.err
+
+
+def test_ctrl_c_amid_the_reading_of_the_arguments_ends_the_command_in_silence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted() -> argparse.ArgumentParser:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "parser", interrupted)
+    assert cli.main(["version"]) == 130
+    assert capsys.readouterr() == ("", "")

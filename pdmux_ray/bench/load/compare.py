@@ -23,10 +23,10 @@ from pdmux_ray.bench.load.offer import Terms
 from pdmux_ray.bench.load.outcome import COMPARISON_FILE, Outcome, claim, measured, say, write_report
 from pdmux_ray.bench.load.provenance import provenance
 from pdmux_ray.bench.load.session import Session
-from pdmux_ray.bench.load.slo_text import SloText
 from pdmux_ray.errors import ConfigError
 from pdmux_ray.metrics import summary as summaries
 from pdmux_ray.metrics.goodput import Slo
+from pdmux_ray.metrics.slo_text import SloText
 from pdmux_ray.report import figures, table
 from pdmux_ray.report.progress import Progress
 from pdmux_ray.report.ratios import compare as compare_figures

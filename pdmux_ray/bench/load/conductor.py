@@ -23,6 +23,7 @@ from pdmux_ray.report.series import Window
 INTERRUPTED = "interrupted"
 _COUNTING = {"exact": "counted by the server", "estimated": "estimated from the lengths of their texts"}
 SETTLE_S = 1.0  # between runs: requests that were given up leave the server
+TIMELINE_S = 5.0  # that a server has to tell its timeline after a run
 BUSY_S = 10.0  # for which a server may refuse everything (429, 503) after a run without being taken for gone
 
 
@@ -88,7 +89,8 @@ class Conductor:
         counted = sorted(load.lifelines, key=lambda lifeline: lifeline.due_s)[self.offer.warmup :]
         window = Window.of(counted)
         try:
-            fetched = fetch(target.url, time.perf_counter() - window.begin_s + MARGIN_S, target.api_key)
+            seconds = time.perf_counter() - window.begin_s + MARGIN_S
+            fetched = fetch(target.url, seconds, target.api_key, patience_s=TIMELINE_S)
         except TargetError as error:
             session.note(f"{session.name}: the units of its lanes are not shown: {error}")
             return

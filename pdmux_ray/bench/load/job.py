@@ -14,9 +14,10 @@ from pdmux_ray.bench.load.generator import Options
 from pdmux_ray.bench.load.generator import run as run_loop
 from pdmux_ray.bench.load.offer import Offer, Terms
 from pdmux_ray.bench.load.search import Bisection
-from pdmux_ray.bench.load.slo_text import SloText
 from pdmux_ray.errors import ConfigError
+from pdmux_ray.metrics.slo_text import SloText
 from pdmux_ray.report import figures
+from pdmux_ray.report.progress import Progress
 from pdmux_ray.report.table import print_line
 from pdmux_ray.workload.arrivals import Arrivals
 from pdmux_ray.workload.requests import Ask
@@ -116,7 +117,8 @@ class Job:
         if self.slo.needs_solo:
             print_line(console, f"measuring {target.url} when idle")
             plan = targets.plan_solo(self.sample, self.token_ids, self.scaling.max_context)
-            solo = run_loop(targets.measure_solo(target, plan))
+            with Progress(1.0, console) as progress:
+                solo = run_loop(targets.measure_solo(target, plan, progress.update))
             notes.append(f"The SLO is a multiple of what one request takes {solo} (measured at {target.url}).")
             print_line(console, str(solo))
         slo = self.slo.resolve(solo)

@@ -8,7 +8,7 @@ import random
 import re
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -17,9 +17,9 @@ import aiohttp
 
 from pdmux_ray.bench.load import client
 from pdmux_ray.bench.load.client import Target
-from pdmux_ray.bench.load.slo_text import SoloLatency
 from pdmux_ray.errors import ConfigError, PdmuxError
 from pdmux_ray.metrics.lifeline import Ending, Lifeline, quantile
+from pdmux_ray.metrics.slo_text import SoloLatency
 from pdmux_ray.workload.requests import Ask, PlannedRequest
 
 PROBE_TIMEOUT_S = 60.0  # of the requests before the load
@@ -149,12 +149,16 @@ def plan_solo(asks: Sequence[Ask], token_ids: tuple[int, int], max_context: int 
     return SoloPlan(prompts, output_tokens)
 
 
-async def measure_solo(target: Target, plan: SoloPlan) -> SoloLatency:
-    """The server's latency for one request at a time. Raises TargetError when one does not complete."""
+async def measure_solo(
+    target: Target, plan: SoloPlan, on_progress: Callable[[float], None] = lambda share: None
+) -> SoloLatency:
+    """The server's latency for one request at a time. `on_progress` gets the share of the work that is done. Raises TargetError
+    when a request does not complete."""
     points: list[tuple[float, float]] = []
     gaps_s: list[float] = []
     await _alone(target, Ask(plan.prompts[-1][0][::-1], 2))  # the first long one may find memory that is not there yet
-    for prompts in plan.prompts:
+    for index, prompts in enumerate(plan.prompts):
+        on_progress(index / len(plan.prompts))
         done = [await _alone(target, Ask(prompt, plan.output_tokens)) for prompt in prompts]
         tokens = statistics.median(lifeline.prompt_tokens for lifeline in done)
         points.append((tokens, statistics.median(lifeline.token_s[0] - lifeline.sent_s for lifeline in done)))

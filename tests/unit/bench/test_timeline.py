@@ -6,10 +6,10 @@ import json
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
@@ -136,6 +136,26 @@ def test_what_is_no_answer_is_an_error_and_nobody_else_is_asked(said: bytes, wor
         thread.start()
         with pytest.raises(TargetError, match=words):
             fetch(f"http://127.0.0.1:{listener.getsockname()[1]}", 60.0, "secret")
+        thread.join()
+
+
+@pytest.mark.parametrize("said", [b"", b"HTTP/1.1 200 OK\r\nx: ", b"HTTP/1.1 200 OK\r\ncontent-length: 999\r\n\r\n{"])
+def test_whoever_says_nothing_or_one_byte_now_and_then_is_not_waited_for(said: bytes) -> None:
+    given_up = Event()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def drip() -> None:
+            with listener.accept()[0] as client, suppress(OSError):
+                client.sendall(said)
+                while said and not given_up.wait(0.01):
+                    client.sendall(b" ")
+                given_up.wait()
+
+        thread = Thread(target=drip)
+        thread.start()
+        with pytest.raises(TargetError, match="not whole after"):
+            fetch(f"http://127.0.0.1:{listener.getsockname()[1]}", 60.0, patience_s=0.1)
+        given_up.set()
         thread.join()
 
 

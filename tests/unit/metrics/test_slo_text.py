@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from pdmux_ray.bench.load.slo_text import SloText, SoloLatency
 from pdmux_ray.errors import ConfigError
 from pdmux_ray.metrics.goodput import Slo
+from pdmux_ray.metrics.slo_text import SloText, SoloLatency
 
 SOLO = SoloLatency(ttft_s=0.02, ttft_s_per_token=0.001, itl_s=0.01)
 
