@@ -12,6 +12,7 @@ from rich.console import Console
 
 from pdmux_ray.bench import ablation, compare_peer
 from pdmux_ray.bench.cli import TOKEN_IDS
+from pdmux_ray.bench.load import conductor
 from pdmux_ray.bench.load.client import Target
 from pdmux_ray.bench.load.offer import Offer
 from pdmux_ray.bench.load.outcome import measured
@@ -25,6 +26,11 @@ pytestmark = pytest.mark.bench
 
 QUICK = Script(first_s=0.03, gap_s=0.01)
 SCRIPTS = {"auto": QUICK, "split": Script(first_s=0.5, gap_s=0.01)}  # whose TTFT always misses
+
+
+@pytest.fixture(autouse=True)
+def _settled_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conductor, "SETTLE_S", 0.1)  # scripted servers have no work left over
 
 
 @contextmanager
