@@ -6,12 +6,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from pdmux_ray.bench.random_planner import RandomPlanner
 from pdmux_ray.clock import VirtualClock
 from pdmux_ray.config import MultiplexConfig
 from pdmux_ray.engine.engine import Engine
 from pdmux_ray.types import Mode
 
-from .random_planner import RandomPlanner
 from .test_schedules import Arrival, arrivals, drain, play
 from .world import PAGE, VOCAB, Log, StrictRunner, Worlds, expected, limits, request
 
