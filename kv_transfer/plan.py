@@ -66,7 +66,15 @@ def grid(one: KVLayout, other: KVLayout) -> Grid:
 
 
 def descriptors(layout: KVLayout, grid: Grid) -> Rows:
-    """[descriptors, 2]: offset from the pool's begin and length, in bytes, in the order that `indices` counts in."""
+    """[descriptors, 2]: offset from the pool's begin and length, in bytes, in the order that `indices` counts in.
+
+    Raises LayoutMismatchError when there are more than an index can name (2**31).
+    """
+    count = layout.layers * 2 * layout.pages * grid.head_groups * (layout.page_size // grid.group_slots)
+    if count > 2**31:
+        raise LayoutMismatchError(
+            f"{count} descriptors of {grid.descriptor_bytes(layout)} bytes: take equal page sizes, or a smaller pool"
+        )
     token_bytes = layout.head_dim * layout.dtype_bytes
     head_bytes = layout.page_size * token_bytes
     pages = np.arange(layout.layers * 2 * layout.pages, dtype=np.uint64)[:, None, None] * np.uint64(layout.page_bytes)
