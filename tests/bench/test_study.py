@@ -24,6 +24,7 @@ from pdmux_ray.workload.source import load_workload
 
 pytestmark = pytest.mark.bench
 
+HEAD = "| TTFT p50, ms | p99 | ITL p50, ms | p99 | largest gap, ms | good | goodput, requests/s |"
 QUICK = Script(first_s=0.03, gap_s=0.01)
 SCRIPTS = {"auto": QUICK, "split": Script(first_s=0.5, gap_s=0.01)}  # whose TTFT always misses
 
@@ -92,3 +93,5 @@ def test_a_server_that_does_not_start_is_named_and_the_others_are_measured_at_th
     ablation.conclude(tmp_path, ladder)
     rows = [line for line in (tmp_path / "tables.md").read_text().splitlines() if "dispatcher" in line]
     assert len(rows) == 4  # two servers at two rates
+    assert all(row.count("|") == HEAD.count("|") + 1 for row in rows)
+    assert HEAD in (tmp_path / "tables.md").read_text()
