@@ -18,7 +18,7 @@ from pdmux_ray.metrics.goodput import Bound
 from pdmux_ray.report import figures
 
 AUTO = "auto"
-FIXED = ("prefill_first", "chunked-256", "chunked-512", "split", "capped", "time_shared")
+FIXED = ("prefill_first", "chunked-64", "chunked-128", "chunked-256", "chunked-512", "split", "capped", "time_shared")
 LONG_IN = "loogle"
 OF_BEST = 0.97
 TIMES = 2.0

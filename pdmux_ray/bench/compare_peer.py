@@ -34,7 +34,7 @@ from pdmux_ray.workload.scaling import Scaling
 from pdmux_ray.workload.source import load_workload
 
 MIN_OUTPUT_TOKENS = 8  # a shorter one has no ITL to speak of
-TARGETS = ("prefill_first", "chunked-256", "chunked-512", "split", "time_shared", "auto")
+TARGETS = ("prefill_first", "chunked-64", "chunked-128", "chunked-256", "chunked-512", "split", "capped", "time_shared", "auto")
 SLO = "ttft=5x,itl=3x"
 MINUTES, QUICK_MINUTES = 40.0, 8.0
 QUICK_REQUESTS = 10  # of a run, where there is no time for more

@@ -37,6 +37,8 @@ LEAST_TTFT_S = 0.001  # a line through measured TTFTs may begin at 0, which no c
 # Name -> keys of `engine.` that it sets.
 ONE_PASS = {
     "prefill_first": ("mode=prefill_first",),
+    "chunked-64": ("mode=chunked", "chunk_tokens=64"),
+    "chunked-128": ("mode=chunked", "chunk_tokens=128"),
     "chunked-256": ("mode=chunked", "chunk_tokens=256"),
     "chunked-512": ("mode=chunked", "chunk_tokens=512"),
 }
