@@ -58,8 +58,8 @@ class Engine:
         port: KvPort | None = None,
     ) -> None:
         """`costs`: of this model on this device, for the modes that predict. `planner`: instead of the policy that the limits
-        name, for a mode with lanes. `port`: to other instances; whoever gives it calls `wake` when it has events, and closes it
-        before the engine, whose memory it reads and writes.
+        name, for a mode with lanes. `port`: to other instances; its owner closes it before this engine, whose memory it
+        reads and writes.
         """
         pool_tokens = runner.pages * runner.page_size
         if pool_tokens < limits.context_length:
@@ -73,6 +73,8 @@ class Engine:
         self._has_port = port is not None
         self._handoffs = Handoffs(port or NoPort(), _layers(runner, port), self._take_export)
         self._scheduler, self._loop = self._make_loop(publish, costs, planner)
+        if port is not None:
+            port.wake_with(self._loop.wake)
         self._arrivals = 0
         self._thread: threading.Thread | None = None
         self._closed = False
@@ -122,10 +124,6 @@ class Engine:
             ttft_s=self.limits.ttft_objective.of(len(new.prompt)),
         )
         self._loop.submit(lambda: self._admit(request))
-
-    def wake(self) -> None:
-        """To be called when the port has events: they are taken in before the next step, which may be at once."""
-        self._loop.wake()
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """Ends these requests and frees their pages before the next step; unknown ids are ignored.

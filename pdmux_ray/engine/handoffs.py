@@ -57,6 +57,8 @@ class NoPort(KvPort):
     def poll(self) -> Sequence[PortEvent]:
         return ()
 
+    def wake_with(self, wake: Callable[[], None]) -> None: ...
+
 
 class Handoffs:
     """Of one engine. Everything runs in the step loop's thread. `take_export` enqueues an export, or raises PdmuxError."""

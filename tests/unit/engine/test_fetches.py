@@ -1,0 +1,385 @@
+"""The decode side of a handoff: a prompt whose KV comes from elsewhere gets its own tokens, or is prefilled here."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+import pytest
+
+from kv_transfer.api import KvTransferError, LossReason, PortEvent
+from pdmux_ray.clock import Clock, VirtualClock, WallClock
+from pdmux_ray.config import MultiplexConfig
+from pdmux_ray.engine import loop
+from pdmux_ray.engine.engine import Engine
+from pdmux_ray.engine.limits import EngineLimits
+from pdmux_ray.errors import RequestError
+from pdmux_ray.policy.decisions import FetchReason
+from pdmux_ray.types import FinishReason, Mode
+
+from .handoff_world import Link, LinkPort, remote
+from .test_schedules import drain
+from .world import PAGE, VOCAB, Log, StrictRunner, Worlds, expected, limits, request
+
+SPLIT = limits(mode=Mode.SPLIT, multiplex=MultiplexConfig(policy="fixed", block_layers=3))
+BOUNDS = pytest.mark.parametrize(
+    "bounds", [limits(), limits(mode=Mode.CHUNKED), SPLIT], ids=["prefill_first", "chunked", "split"]
+)
+
+Pair = Callable[..., tuple[Link, Log]]
+
+
+@pytest.fixture
+def pair(worlds: Worlds) -> Iterator[Pair]:
+    """Two engines on one clock, and the log of the one that decodes. In the end every handoff ends."""
+    made: list[Link] = []
+
+    def make(bounds: EngineLimits | None = None, pages: int = 64, clock: Clock | None = None) -> tuple[Link, Log]:
+        link, clock = Link(), clock or VirtualClock()
+        made.append(link)
+        link.decode, log = worlds(bounds, pages, clock=clock, port=link.at_decode)
+        link.prefill, silent = worlds(bounds, 64, clock=clock, port=link.at_prefill)
+        assert not silent.events
+        return link, log
+
+    yield make
+    for link in made:
+        link.settle()
+
+
+def assert_nothing_is_lent(engine: Engine) -> None:
+    load = engine.load()
+    assert (load.leased_pages, load.quarantined_pages, load.running, load.free_pages) == (0, 0, 0, load.total_pages)
+    engine.check_integrity()
+
+
+@BOUNDS
+def test_a_prompt_that_a_peer_prefills_gets_its_tokens_without_a_prefill_here(pair: Pair, bounds: EngineLimits) -> None:
+    link, log = pair(bounds)
+    link.decode.submit(new := remote("r", range(22), max_tokens=6))
+    assert not link.decode.step()
+    link.carry()
+    drain(link.decode)
+    assert (log.tokens("r"), log.finish("r")) == expected(new, link.decode.limits)
+    counters = link.decode.counters
+    assert (counters.prefill_tokens, counters.fetches["landed"], counters.fetch_choices[FetchReason.ROOM]) == (0, 1, 1)
+    assert counters.kv_received_tokens == counters.kv_used_tokens == link.at_decode.used_tokens == 21
+    drain(link.prefill)
+    assert_nothing_is_lent(link.decode)
+    assert_nothing_is_lent(link.prefill)
+
+
+def test_only_what_the_prefix_cache_lacks_is_fetched_into_the_pages_that_need_it(pair: Pair) -> None:
+    link, log = pair()
+    link.decode.submit(request("before", range(2 * PAGE), max_tokens=1))
+    drain(link.decode)
+    link.decode.submit(new := remote("r", range(4 * PAGE + 1)))
+    link.decode.step()
+    fetch = link.newest.fetch
+    assert (fetch.start, len(fetch.pages), fetch.tokens) == (2 * PAGE, 2, tuple(range(4 * PAGE)))
+    assert link.decode.load().free_pages == 64 - 5  # the last token's page is not the peer's to write
+    link.carry()
+    drain(link.decode)
+    assert log.tokens("r") == expected(new, link.decode.limits)[0]
+    assert log.events["r"][0].cached_tokens == 2 * PAGE
+
+
+def test_what_has_landed_is_in_the_prefix_cache_and_is_not_fetched_again(pair: Pair) -> None:
+    link, log = pair()
+    for name in ("first", "second"):
+        link.decode.submit(remote(name, range(2 * PAGE + 1)))
+        link.decode.step()
+        link.carry()
+        drain(link.decode)
+    assert len(link.pushes) == 1
+    assert log.events["second"][0].cached_tokens == 2 * PAGE
+    assert link.decode.counters.fetch_choices[FetchReason.CACHED] == 1
+
+
+def test_a_cached_prompt_that_is_preempted_is_not_fetched_later(pair: Pair) -> None:
+    link, log = pair(pages=11)
+    news = [request("old", [3] * 8, max_tokens=30), remote("new", range(2 * PAGE + 1), max_tokens=30)]
+    link.decode.submit(request("before", range(2 * PAGE), max_tokens=1))
+    drain(link.decode)
+    for new in news:
+        link.decode.submit(new)
+    drain(link.decode)
+    assert (link.decode.counters.preemptions > 0, link.pushes) == (True, {})
+    for new in news:
+        assert log.tokens(new.request_id) == expected(new, link.decode.limits)[0]
+
+
+def test_who_is_given_pages_first_does_not_evict_what_another_one_hits(pair: Pair) -> None:
+    link, _ = pair(pages=12)
+    for name, prompt in (("b", [1] * 8), ("x", [2] * 20)):
+        link.decode.submit(request(name, prompt, max_tokens=1))
+        drain(link.decode)
+    link.decode.submit(remote("no hit", [3] * 22))
+    link.decode.submit(remote("hit", [1] * 8 + [4] * 4))
+    link.decode.step()
+    assert [push.fetch.start for push in link.pushes.values()] == [0, 8]
+
+
+def test_a_prompt_of_one_token_leaves_nothing_to_fetch(pair: Pair) -> None:
+    link, log = pair()
+    link.decode.submit(new := remote("r", [5]))
+    drain(link.decode)
+    assert not link.pushes
+    assert log.tokens("r") == expected(new, link.decode.limits)[0]
+
+
+@BOUNDS
+def test_what_is_lost_is_prefilled_here_in_fresh_pages_and_late_writes_hurt_nobody(pair: Pair, bounds: EngineLimits) -> None:
+    link, log = pair(bounds, pages=16)
+    link.decode.submit(new := remote("r", range(22), max_tokens=6))
+    link.decode.step()
+    (handoff,) = link.pushes
+    link.lose(handoff)
+    while link.decode.step():
+        link.scribble(handoff)
+        link.decode.check_integrity()
+    assert (log.tokens("r"), log.finish("r")) == expected(new, link.decode.limits)
+    assert link.decode.counters.fetches[LossReason.PEER_SILENT.value] == 1
+    assert (link.decode.load().quarantined_pages, link.decode.load().free_pages) == (6, 10)
+    link.make_safe(handoff)
+    link.decode.step()
+    assert_nothing_is_lent(link.decode)
+
+
+def test_pages_of_a_loss_that_is_safe_are_free_at_once(pair: Pair) -> None:
+    link, log = pair(pages=6)
+    link.decode.submit(new := remote("r", range(22), max_tokens=2))
+    link.decode.step()
+    link.lose(*link.pushes, safe=True)
+    drain(link.decode)
+    assert log.tokens("r") == expected(new, link.decode.limits)[0]
+    assert_nothing_is_lent(link.decode)
+
+
+def test_after_a_loss_the_next_peer_is_asked(pair: Pair) -> None:
+    link, log = pair()
+    link.decode.submit(new := remote("r", range(22), peers=("dead", "alive")))
+    link.decode.step()
+    link.lose(*link.pushes, LossReason.PEER_DEAD, safe=True)
+    link.decode.step()
+    assert [push.fetch.peer for push in link.pushes.values()] == ["dead", "alive"]
+    link.carry()
+    drain(link.decode)
+    assert log.tokens("r") == expected(new, link.decode.limits)[0]
+    assert link.decode.counters.prefill_tokens == 0
+
+
+def test_a_request_for_which_there_are_no_pages_waits_for_them_and_is_then_fetched(pair: Pair) -> None:
+    link, log = pair(pages=8)
+    link.decode.submit(request("here", [3] * 20, max_tokens=4))
+    link.decode.step()
+    link.decode.submit(new := remote("r", range(22)))
+    link.decode.step()
+    assert not link.pushes
+    drain(link.decode)
+    link.carry()
+    drain(link.decode)
+    assert log.tokens("r") == expected(new, link.decode.limits)[0]
+    assert link.decode.counters.fetch_choices[FetchReason.ROOM] == 1
+
+
+def test_who_waits_for_pages_until_the_fetch_is_due_is_prefilled_here(pair: Pair) -> None:
+    link, log = pair(pages=16)
+    link.decode.submit(request("here", [3] * 36, max_tokens=25))
+    link.decode.step()
+    link.decode.submit(new := remote("r", range(30), due_s=0.2))
+    drain(link.decode)
+    assert not link.pushes
+    assert log.tokens("r") == expected(new, link.decode.limits)[0]
+    assert link.decode.counters.fetch_choices[FetchReason.TOO_LATE] == 1
+
+
+def test_a_request_from_elsewhere_does_not_pass_one_that_waits_for_pages_longer(pair: Pair) -> None:
+    link, _ = pair(pages=12)
+    link.decode.submit(request("running", [3] * 20, max_tokens=12))
+    link.decode.step()
+    link.decode.submit(request("long", [4] * 40))
+    link.decode.submit(remote("short", [5] * 6))
+    link.decode.step()
+    assert not link.pushes
+    drain(link.decode)
+
+
+def test_transfers_take_places_in_the_batch(pair: Pair) -> None:
+    link, log = pair(limits(max_batch=2))
+    for name in ("a", "b", "c"):
+        link.decode.submit(remote(name, [ord(name) % VOCAB] * 9))
+    link.decode.submit(request("d"))
+    assert not link.decode.step()
+    assert len(link.pushes) == 2
+    assert (link.decode.load().running, link.decode.load().waiting) == (2, 2)
+    while link.decode.step() or link.alive:
+        link.carry()
+        assert link.decode.load().running <= 2
+    assert all(log.finish(name) is FinishReason.LENGTH for name in "abcd")
+
+
+@pytest.mark.parametrize("answer", ["lands", "is lost", "is lost but safe"])
+def test_who_is_aborted_in_transfer_is_told_at_once_and_its_pages_stay_until_the_peer_writes_no_more(
+    pair: Pair, answer: str
+) -> None:
+    link, log = pair()
+    link.decode.submit(remote("r", range(22)))
+    link.decode.step()
+    link.decode.abort(["r"])
+    link.decode.step()
+    assert (log.finish("r"), link.newest.dropped) == (FinishReason.ABORT, True)
+    assert link.decode.load().quarantined_pages == 6
+    link.want(*link.pushes)
+    drain(link.prefill)
+    if answer == "lands":
+        link.land(*link.pushes)
+    else:
+        link.lose(*link.pushes, LossReason.DROPPED, safe=answer == "is lost but safe")
+    link.decode.step()
+    assert (link.decode.load().quarantined_pages == 6) is (answer == "is lost")
+    assert link.decode.counters.kv_used_tokens == 0
+
+
+def test_a_deadline_that_passes_in_transfer_ends_the_request(pair: Pair) -> None:
+    link, log = pair(clock=(clock := VirtualClock()))
+    link.decode.submit(replace(remote("r", range(22)), deadline_s=1.0))
+    link.decode.step()
+    assert link.newest.fetch.deadline == 1.0
+    clock.sleep(1.0)
+    link.decode.step()
+    assert log.error("r")[0] == "DeadlineError"
+    assert link.newest.dropped
+
+
+def test_a_fetch_that_is_overdue_is_given_up_also_when_the_port_says_nothing(pair: Pair) -> None:
+    link, log = pair(clock=(clock := VirtualClock()))
+    link.decode.submit(new := remote("r", range(22), due_s=2.0, peers=("a", "b")))
+    link.decode.step()
+    clock.sleep(2.0)
+    drain(link.decode)
+    assert log.tokens("r") == expected(new, link.decode.limits)[0]
+    assert (len(link.pushes), link.newest.dropped) == (1, True)
+
+
+def test_a_landed_request_that_is_preempted_goes_on_here(pair: Pair) -> None:
+    link, log = pair(pages=11)
+    news = [request("old", [3] * 8, max_tokens=30), remote("new", range(22), max_tokens=12, peers=("a", "b"))]
+    for new in news:
+        link.decode.submit(new)
+    while link.decode.step() or link.alive:
+        link.carry()
+    assert link.decode.counters.preemptions > 0
+    assert len(link.pushes) == 1
+    for new in news:
+        assert log.tokens(new.request_id) == expected(new, link.decode.limits)[0]
+
+
+def test_decodes_that_cannot_grow_for_transfers_wait_for_them(pair: Pair) -> None:
+    link, log = pair(pages=8)
+    news = [request("old", [3] * 7, max_tokens=12), remote("new", range(24), max_tokens=2)]
+    link.decode.submit(news[0])
+    link.decode.step()
+    link.decode.submit(news[1])
+    while link.decode.step():
+        pass
+    assert len(log.tokens("old")) < 12
+    link.carry()
+    drain(link.decode)
+    counters = link.decode.counters  # what landed was preempted before it was used
+    assert (counters.preemptions, counters.kv_received_tokens, counters.kv_used_tokens) == (1, 23, 0)
+    for new in news:
+        assert log.tokens(new.request_id) == expected(new, link.decode.limits)[0]
+
+
+def test_prefill_peers_need_a_port_and_a_deadline(worlds: Worlds, pair: Pair) -> None:
+    alone, _ = worlds()
+    with pytest.raises(RequestError, match="not linked"):
+        alone.submit(remote("r", [1, 2]))
+    link, _ = pair()
+    with pytest.raises(RequestError, match="fetch_deadline_s"):
+        link.decode.submit(replace(remote("r", [1, 2]), fetch_deadline_s=None))
+
+
+def test_closing_ends_who_is_in_transfer_and_tells_the_port(pair: Pair) -> None:
+    link, log = pair()
+    link.decode.submit(remote("r", range(22)))
+    link.decode.step()
+    link.decode.close()
+    assert (log.finish("r"), link.newest.dropped) == (FinishReason.ERROR, True)
+    assert link.decode.load().quarantined_pages == 6
+
+
+class DeadPort(LinkPort):
+    def poll(self) -> Sequence[PortEvent]:
+        raise KvTransferError("no device")
+
+
+def test_an_engine_whose_port_fails_goes_on_alone_and_says_so(pair: Pair) -> None:
+    link, log = pair()
+    link.decode.submit(new := remote("r", range(22), peers=("a", "b")))
+    link.decode.step()
+    link.at_decode.__class__ = DeadPort
+    while link.decode.step():
+        pass
+    assert log.tokens("r") == expected(new, link.decode.limits)[0]
+    assert link.decode.load().quarantined_pages == 6
+    assert link.decode.problem() == "the KV port has failed: no device"
+
+
+class CountingClock(WallClock):
+    reads = 0
+
+    def now(self) -> float:
+        self.reads += 1
+        return super().now()
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        time.sleep(0.001)
+
+
+def test_an_engine_with_nothing_but_transfers_sleeps_and_wakes_for_their_events(
+    worlds: Worlds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "_DEADLINE_PERIOD_S", 3600.0)  # nothing else wakes it
+    link, clock = Link(), CountingClock()
+    link.decode, log = worlds(
+        runner=lambda c: StrictRunner(64, PAGE, 0.0, 0.0, c, vocab_size=VOCAB), clock=clock, port=link.at_decode
+    )
+    link.decode.start()
+    for name in ("first", "second"):
+        link.decode.submit(remote(name, range(22), due_s=clock.now() + 60))
+        wait_until(lambda: bool(link.alive))
+        wait_until(lambda: not link.decode.load().step_age_s)
+        reads = clock.reads
+        time.sleep(0.01)
+        assert clock.reads - reads <= 1  # by the load above
+        link.lose(*link.alive, safe=True)
+        log.wait_for_ends([name])
+
+
+class LatePort(LinkPort):
+    """An event comes just after a poll, and the engine is told so."""
+
+    def poll(self) -> Sequence[PortEvent]:
+        events = super().poll()
+        for handoff in self.link.alive:
+            self.link.lose(handoff, safe=True)
+        return events
+
+
+def test_an_event_that_comes_while_the_engine_looks_for_events_is_not_slept_over(
+    worlds: Worlds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "_DEADLINE_PERIOD_S", 3600.0)
+    link, clock = Link(), WallClock()
+    link.at_decode.__class__ = LatePort
+    link.decode, log = worlds(clock=clock, port=link.at_decode)
+    link.decode.start()
+    link.decode.submit(remote("r", range(22), due_s=clock.now() + 60))
+    wait_until(lambda: bool(link.pushes))
+    link.decode.abort(["nobody"])  # it looks once more
+    log.wait_for_ends(["r"])
