@@ -1,4 +1,5 @@
 """Moving KV pages between instances. Imports nothing from pdmux_ray.
 
-So far: `layout`, the description of a KV pool that both ends of a transfer agree on.
+    engine ──► api.KvPort = endpoint.Endpoint ──► receivers, senders ──► session     what to do (no I/O)
+                                 └──► links ──► api.Transport = local or nixl          messages: what is said   plan: which bytes
 """

@@ -339,10 +339,13 @@ class Transport(Protocol):
         """Starts a write; returns its handle. Raises TransportError when the peer is not up."""
 
     def cancel(self, handle: int) -> None:
-        """Ends a write early if that can be done. WriteDone follows in any case."""
+        """Ends a write early if that can be done. WriteDone follows in any case; one that is over is left alone."""
 
     def checksum(self, peer: str, indices: Indices) -> int:
-        """CRC-32 over the bytes of these descriptors of this pool, one after the other, on the grid of the pair."""
+        """CRC-32 over the bytes of these descriptors of this pool, one after the other, on the grid of the pair.
+
+        Raises TransportError when the peer is not up.
+        """
 
     def poll(self) -> Sequence[TransportEvent]:
         """What happened since the last call, in order."""

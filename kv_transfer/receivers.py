@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from kv_transfer.api import Fetch, HandoffId, Landed, LossReason, Lost, PortEvent, Safe, Ticket, prefix_hash
+from kv_transfer.api import Fetch, HandoffId, Landed, LossReason, Lost, PortEvent, Safe, Ticket, TransportError, prefix_hash
 from kv_transfer.layout import KVLayout
 from kv_transfer.links import Link, Links
 from kv_transfer.messages import Accepted, Ended, Note
@@ -53,6 +53,8 @@ class Receivers:
         if link is None:
             known = fetch.peer in self._links.refused
             return self._refuse(fetch.handoff, LossReason.PEER_INCOMPATIBLE if known else LossReason.PEER_UNKNOWN)
+        if link.grid.heads < self._layout.kv_heads:  # KV of a prompt comes from one peer
+            return self._refuse(fetch.handoff, LossReason.PEER_INCOMPATIBLE)
         if now >= fetch.deadline:
             return self._refuse(fetch.handoff, LossReason.DEADLINE)
         if len(self._of(link.peer, link.epoch)) >= self._links.limits.max_handoffs:
@@ -95,11 +97,12 @@ class Receivers:
         if record is None:
             return False
         refused = record.session.fence(note)
-        intact = True
         if refused is not None:
             self._stats.fenced[refused] += 1
-        else:
-            intact = self._take(record, note)
+        try:
+            intact = refused is not None or self._take(record, note)
+        except TransportError:  # PeerDown is the next to come
+            return True
         self._do(record, record.session.noted(note, intact, now), now)
         return True
 

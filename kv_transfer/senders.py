@@ -193,9 +193,9 @@ class Senders:
         transport = self._links.transport
         local = indices(self._layout, link.grid, push.pages, push.layers, push.tokens, push.origin)
         remote = indices(link.layout, link.grid, ticket.pages, push.layers, push.tokens, ticket.start)
-        checksum = transport.checksum(record.peer, local) if ticket.checksum else None
-        note = encode(Note(ticket.handoff.serial, ticket.digest, push.layers, push.tokens, checksum))
         try:
+            checksum = transport.checksum(record.peer, local) if ticket.checksum else None
+            note = encode(Note(ticket.handoff.serial, ticket.digest, push.layers, push.tokens, checksum))
             handle = transport.post(record.peer, Write(local, remote, note))
         except TransportError:
             self._stats.writes_failed += 1
