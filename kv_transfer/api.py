@@ -125,7 +125,7 @@ class Limits:
     silence_s: float = 2.0  # without any word: the peer counts as frozen or cut off
     accept_s: float = 1.0  # from the ticket to its answer
     lease_s: float = 5.0  # of a handoff, since the other end last said that it works on it; of an engine, since it last polled
-    drain_s: float = 1.0  # from a cancel to its acknowledgement; then the peer is fenced
+    drain_s: float = 1.0  # without a sign that a cancelled handoff's writes come to their end; then by force
     max_handoffs: int = 1024  # alive with one peer, in one direction
     max_prompt_tokens: int = 2**20
     max_frame_bytes: int = 32 * 2**20

@@ -113,7 +113,12 @@ class Endpoint:
 
     def connect(self, peer: str, address: str) -> None:
         """See `Transport.connect`."""
-        self._command(lambda now: self._transport.connect(peer, address))
+
+        def act(now: float) -> None:
+            self._links.called.add(peer)
+            self._transport.connect(peer, address)
+
+        self._command(act)
 
     def forget(self, peer: str) -> None:
         """See `Transport.forget`."""
@@ -156,8 +161,8 @@ class Endpoint:
         self._senders.tick(now)
         alive = now < self._polled + self.limits.lease_s
         for link in self._links.beats(now):
-            beat = Beat(self._receivers.fetching(link), self._senders.pushing(link)) if alive else Beat((), ())
-            self._links.tell(link.peer, link.epoch, beat)
+            fetching = self._receivers.fetching(link) if alive else ()
+            self._links.tell(link.peer, link.epoch, Beat(fetching, self._senders.pushing(link, alive)))
         return min(self._links.deadline, self._receivers.deadline, self._senders.deadline)
 
     @property

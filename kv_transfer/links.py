@@ -36,21 +36,23 @@ class Links:
         self.limits = limits
         self.stats = stats
         self._up: dict[str, Link] = {}
-        self.refused: dict[str, str] = {}  # peer -> why
+        self.called: set[str] = set()  # peers that we connected to
+        self.refused: set[str] = set()  # of them, those that cannot be peers
 
     def __iter__(self) -> Iterator[Link]:
         return iter(tuple(self._up.values()))
 
     def up(self, event: PeerUp, now: float) -> Link:
         cut = grid(self.transport.layout, event.layout)
-        self.refused.pop(event.peer, None)
+        self.refused.discard(event.peer)
         link = self._up[event.peer] = Link(event.peer, event.epoch, event.layout, cut, heard=now, beat=now)
         return link
 
     def refuse(self, peer: str, why: str) -> None:
         log.warning("%s cannot be a peer: %s", peer, why)
         self.stats.peers_refused += 1
-        self.refused[peer] = why
+        if peer in self.called:
+            self.refused.add(peer)
 
     def down(self, peer: str, epoch: int) -> bool:
         """Whether it was up."""

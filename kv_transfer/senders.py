@@ -62,10 +62,10 @@ class Senders:
     def deadline(self) -> float:
         return min((record.session.deadline for record in self._records.values()), default=math.inf)
 
-    def pushing(self, link: Link) -> tuple[int, ...]:
-        """Serials that are being computed or written for this peer."""
-        ours = self._of(link.peer, link.epoch)
-        return tuple(r.session.handoff.serial for r in ours if r.session.state is SenderState.PUSHING)
+    def pushing(self, link: Link, alive: bool) -> tuple[int, ...]:
+        """Serials that are written for this peer, or computed by an engine that is `alive`."""
+        ours = (record.session for record in self._of(link.peer, link.epoch))
+        return tuple(s.handoff.serial for s in ours if alive or s.state is SenderState.DRAINING)
 
     def asked(self, link: Link, ticket: Ticket, now: float) -> None:
         """A ticket has come: takes it on, or says why not."""

@@ -9,7 +9,8 @@
                      └──anything else──► DRAINING ──all writes over──► CLOSED (Sent, not complete; Ended to D)
 
 Every state has a deadline: call `tick` then. The states that wait for others to be harmless (QUARANTINED, DRAINING) ask again
-at theirs and use force, a fence or a disconnect. They end because a transport promises that those do.
+at theirs and use force, a fence or a disconnect. They end because a transport promises that those do. Writes that go on ending
+and a peer that says that it drains put the force off: it costs the other handoffs of the pair.
 """
 
 from __future__ import annotations
@@ -128,9 +129,11 @@ class Receiver:
         return []
 
     def renewed(self, now: float) -> list[Action]:
-        """The peer says that it is at work on this handoff."""
+        """The peer says that it is at work on this handoff; in quarantine: that it waits for the last writes to end."""
         if self.state is ReceiverState.RECEIVING:
             self._patience = now + self._limits.lease_s
+        elif self.state is ReceiverState.QUARANTINED:
+            self._patience = now + self._limits.drain_s
         return []
 
     def fence(self, note: Note) -> FenceReason | None:
@@ -281,6 +284,8 @@ class Sender:
         self._in_flight.discard(number)
         if not ok and self.state is SenderState.PUSHING:
             return self.stop(LossReason.WRITE_FAILED, now)
+        if self.state is SenderState.DRAINING:
+            self._patience = now + self._limits.drain_s  # the others are on their way, too
         return self._finish()
 
     def peer_down(self, reason: LossReason, now: float) -> list[Action]:

@@ -12,7 +12,20 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from kv_transfer.api import Fetch, HandoffId, Landed, Limits, Lost, PortEvent, Safe, Sent, Unwanted, Wanted, prefix_hash
+from kv_transfer.api import (
+    Fetch,
+    HandoffId,
+    Landed,
+    Limits,
+    LossReason,
+    Lost,
+    PortEvent,
+    Safe,
+    Sent,
+    Unwanted,
+    Wanted,
+    prefix_hash,
+)
 from kv_transfer.endpoint import Endpoint
 from kv_transfer.layout import KVLayout
 from kv_transfer.local import LocalNetwork, Weather
@@ -24,6 +37,8 @@ MODEL_HEADS = 4
 LAYOUT = KVLayout(layers=3, pages=16, kv_heads=MODEL_HEADS, page_size=4, head_dim=2, dtype_bytes=1)
 LIMITS = Limits(heartbeat_s=0.25, silence_s=1.0, accept_s=1.0, lease_s=2.0, drain_s=0.5)
 COMPUTE_S = 0.05  # of one block of one chunk
+PROMPT = tuple(range(100, 123))
+SLOW = Weather(latency_s=0.01, bytes_per_s=1000.0, note_s=0.01)  # a write takes longer than to compute what is in it
 
 
 def kv_of(tokens: tuple[int, ...], layout: KVLayout) -> NDArray[np.uint8]:
@@ -249,3 +264,12 @@ class Fleet:
                 assert (instance.fetches, instance.exports) == ({}, {})
                 assert sorted(instance.free) == list(range(instance.layout.pages)), instance.name
                 assert (instance.memory == POISON).all(), f"{instance.name}: somebody wrote into a free page"
+
+
+def reasons(instance: Instance, handoff: HandoffId) -> list[LossReason]:
+    return [event.reason for event in instance.results[handoff] if isinstance(event, Lost)]
+
+
+def lost(instance: Instance, handoff: HandoffId, reason: LossReason, safe: bool) -> bool:
+    """Whether this is all that the engine has been told of the handoff."""
+    return instance.results[handoff] == [Lost(handoff, reason, safe)]

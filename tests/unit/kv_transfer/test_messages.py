@@ -53,7 +53,7 @@ def test_no_bytes_raise_anything_but_the_named_error(data: bytes) -> None:
         decode(data, LIMITS)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=100)
 @given(st.sampled_from(MESSAGES), st.data())
 def test_a_message_with_other_fields_is_one_or_raises_the_named_error(message: Message, data: st.DataObject) -> None:
     fields: list[Any] = json.loads(encode(message))
