@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import math
 import random
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
+from operator import attrgetter
 from typing import NamedTuple
 
 from pdmux_ray.clock import Clock
@@ -54,9 +56,17 @@ class _Span(NamedTuple):
     last: bool = False
 
     def beside(self, others: Sequence[_Span]) -> bool:
-        """Whether the other lane was busy for (nearly) all of it."""
-        busy_s = sum(max(0.0, min(self.end_s, o.end_s) - max(self.begin_s, o.begin_s)) for o in others)
+        """Whether the other lane, whose spans follow one another, was busy for (nearly) all of it."""
+        busy_s = 0.0
+        for at in range(bisect_right(others, self.begin_s, key=_END), len(others)):
+            other = others[at]
+            if other.begin_s >= self.end_s:
+                break
+            busy_s += min(self.end_s, other.end_s) - max(self.begin_s, other.begin_s)
         return busy_s >= FULL_SHARE * (self.end_s - self.begin_s)
+
+
+_END = attrgetter("end_s")
 
 
 class Bench:
@@ -180,7 +190,7 @@ class Bench:
         first, self._next_page = self._next_page, self._next_page + pages
         if self._next_page > self._runner.pages:
             raise ConfigError(f"the KV pool has {self._runner.pages} pages, too few to measure with: raise kv_cache_gib")
-        ids = self._rng.choices(range(FEWEST_TOKEN_IDS), k=tokens)
+        ids = [drawn % FEWEST_TOKEN_IDS for drawn in self._rng.randbytes(tokens)]
         return StillSequence(f"profile-{next(self._names)}", ids, range(first, self._next_page))
 
     def _slice(self, piece: Piece) -> PrefillSlice:

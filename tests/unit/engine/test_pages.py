@@ -156,7 +156,7 @@ actions = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(actions, st.integers(1, 16))
 def test_accounting_stays_exact_whatever_sequences_come_and_go(steps: list[tuple[str, object]], pages: int) -> None:
     pool = PagePool(pages, 2)

@@ -229,7 +229,7 @@ async def test_a_quiet_line_stays_up_by_itself(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(channel, "HEARTBEAT_S", 0.02)
     monkeypatch.setattr(channel, "SILENCE_LIMIT_S", 0.1)
     async with connected() as (_, _, caller, listening):
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(0.25)
         assert not listening.done()
         assert caller.figures[-1] == {"pdmux_preemptions_total": 7}
         assert await caller.line.submit(REQUEST) is None
