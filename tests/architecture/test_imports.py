@@ -52,7 +52,10 @@ LAW: dict[str, tuple[str, ...]] = {
         *("pdmux_ray.text.tokenizer", "pdmux_ray.report.progress", "rich"),
     ),
     "pdmux_ray.workload": ("pdmux_ray.errors", "numpy"),  # the simulator replays it: no server, no clock
-    "pdmux_ray.report": ("pdmux_ray.errors", "pdmux_ray.metrics", "numpy", "rich", "vl_convert", "jinja2", "markupsafe"),
+    "pdmux_ray.report": (
+        *("pdmux_ray.errors", "pdmux_ray.cache", "pdmux_ray.metrics"),
+        *("numpy", "rich", "vl_convert", "jinja2", "markupsafe"),
+    ),
     "pdmux_ray.serve": (
         *(*BASE, "pdmux_ray.policy", "pdmux_ray.engine", "pdmux_ray.device.base", "pdmux_ray.model.source"),
         *("pdmux_ray.text", "pdmux_ray.metrics", "pdmux_ray.latency.loading", "pdmux_ray.__version__"),
@@ -75,6 +78,7 @@ LAW: dict[str, tuple[str, ...]] = {
     ),
     "pdmux_ray.bench": ("*",),  # measures everything, from outside; nothing but the command line imports it
     "kv_transfer": ("numpy",),
+    "kv_transfer.nixl_agent": ("kv_transfer", "numpy", "nixl"),
 }
 
 # Part of the project -> modules of the standard library that it may import for type checking only: what a policy decides

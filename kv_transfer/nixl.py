@@ -1,0 +1,340 @@
+"""The Transport of real instances: frames over TCP (`control`), bytes over NIXL (`nixl_agent`, which says how NIXL behaves).
+
+    connect ──► hello each way, with the NIXL agent of this connection ──► PeerUp ──► post, send ──► PeerDown, agent gone
+
+When no write of a peer can land here any more (PeerFenced):
+- its process has died (the kernel says so by a file, if both ends are on one kernel), or
+- it connects again: before it says hello, it has ended the agent of the connection before, and all its writes with it, or
+- it runs on another kernel and the agent here is gone, whoever has caused that.
+So a peer that is frozen on the same kernel is fenced when it wakes up or dies: it could write past every door (CMA).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import secrets
+import struct
+import time
+import zlib
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from kv_transfer.api import (
+    Indices,
+    Limits,
+    Notified,
+    PeerDown,
+    PeerFenced,
+    PeerRefused,
+    PeerUp,
+    Received,
+    TransportError,
+    TransportEvent,
+    Write,
+    WriteDone,
+)
+from kv_transfer.control import Kind, Line, Lines
+from kv_transfer.layout import KVLayout
+from kv_transfer.messages import Hello, MalformedError
+from kv_transfer.nixl_agent import Agent, Pool
+from kv_transfer.plan import Rows, descriptors, grid
+
+POLL_S = 0.0005  # between two looks at writes and notes that are due: NIXL has nothing to wait for
+_PLACE = struct.Struct(">QqQ")  # of a pool, before the agent's metadata: address, device or -1, when its process started
+_COUNT = struct.Struct(">Q")
+
+log = logging.getLogger("kv_transfer")
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who this instance is. `compatibility`: see `messages.compatibility`. `secret`: one for the whole fleet."""
+
+    name: str
+    compatibility: str
+    secret: str = field(repr=False)
+    host: str = field(default_factory=lambda: kernel())
+
+
+@dataclass(slots=True)
+class _Peer:
+    """One start of a peer that is up."""
+
+    name: str
+    line: Line
+    epoch: int
+    agent: Agent
+    rows: Rows  # of this pool, on the grid of the pair
+    flights: dict[int, int] = field(default_factory=dict)  # handle -> number of the agent; posted and not over
+    given: int = 0  # writes of ours that are over, which the peer is told: its notes are due
+    due: int = 0  # such writes of the peer
+    noted: int = 0  # its notes that have come
+
+
+class NixlTransport:
+    """See `api.Transport`. A connection that begins takes 0.1 s of its thread, NIXL's setting up.
+
+    `port` 0: any; `address` says which. Peers reach the instance at `host`.
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        layout: KVLayout,
+        pool: Pool,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        limits: Limits | None = None,
+    ) -> None:
+        if pool.size_bytes != layout.total_bytes:
+            raise ValueError(f"the pool has {pool.size_bytes} bytes, its layout {layout.total_bytes}")
+        self._identity = identity
+        self._epoch = secrets.randbits(64)
+        self._layout = layout
+        self._pool = pool
+        self._limits = limits or Limits()
+        self._peers: dict[str, _Peer] = {}
+        self._agents: dict[Line, Agent] = {}  # of lines that have been greeted
+        self._spare: Agent | None = Agent(pool)  # the first of a process takes long: not when a peer waits
+        self._processes: dict[tuple[str, int], int] = {}  # of peers on this kernel, by name and epoch -> pidfd
+        self._events: deque[TransportEvent] = deque()
+        self._broken: list[tuple[_Peer, TransportError]] = []
+        self._handles = 0
+        try:
+            self._lines = Lines(self, self._limits, host, port)
+        except OSError:
+            self._spare.close()
+            raise
+
+    @property
+    def name(self) -> str:
+        return self._identity.name
+
+    @property
+    def epoch(self) -> int:
+        return self._epoch
+
+    @property
+    def layout(self) -> KVLayout:
+        return self._layout
+
+    @property
+    def address(self) -> str:
+        """For `connect` of the peers."""
+        return self._lines.address
+
+    def connect(self, peer: str, address: str) -> None:
+        self._lines.dial(peer, address)
+
+    def disconnect(self, peer: str) -> None:
+        if (line := self._lines.get(peer)) is not None:
+            self._lines.hang_up(line)
+
+    def forget(self, peer: str) -> None:
+        self._lines.forget(peer)
+        self.disconnect(peer)
+
+    def fence(self, peer: str, epoch: int) -> None:
+        if peer in self._peers and self._peers[peer].epoch == epoch:
+            self.disconnect(peer)
+        if (peer, epoch) not in self._processes:
+            self._events.append(PeerFenced(peer, epoch))
+
+    def send(self, peer: str, frame: bytes) -> None:
+        self._lines.send(self._need(peer).line, Kind.MESSAGE, frame)
+
+    def post(self, peer: str, write: Write) -> int:
+        up = self._need(peer)
+        self._handles += 1
+        try:
+            number = up.agent.post(write.local, write.remote, write.note)
+        except TransportError as error:
+            self._events.append(WriteDone(self._handles, ok=False))
+            self._broken.append((up, error))
+            return self._handles
+        if number is None:
+            self._done(up, self._handles)
+        else:
+            up.flights[self._handles] = number
+        return self._handles
+
+    def cancel(self, handle: int) -> None:
+        """A posted write cannot be called back: it ends by itself or by `disconnect` (see `nixl_agent`)."""
+
+    def checksum(self, peer: str, indices: Indices) -> int:
+        """Raises TransportError for a pool that is not in host memory."""
+        if self._pool.device is not None:
+            raise TransportError("checksums are of KV in host memory only: switch them off on a GPU")
+        crc = 0
+        for offset, size in self._need(peer).rows[indices]:
+            at = (ctypes.c_char * int(size)).from_address(self._pool.address + int(offset))
+            crc = zlib.crc32(at, crc)
+        return crc
+
+    def poll(self) -> Sequence[TransportEvent]:
+        self._lines.turn()
+        self._look()
+        broken, self._broken = self._broken, []
+        for up, error in broken:
+            log.warning("the connection to %s is closed: %s", up.name, error)
+            self._lines.hang_up(up.line)
+        events = list(self._events)
+        self._events.clear()
+        return events
+
+    def wait(self, timeout_s: float) -> None:
+        end = time.monotonic() + timeout_s
+        while not (self._events or self._broken):
+            left = end - time.monotonic()
+            if left <= 0 or self._lines.wait(min(left, POLL_S) if self._busy else left):
+                return
+            self._look()
+
+    def wake(self) -> None:
+        self._lines.wake()
+
+    def close(self) -> None:
+        self._lines.close()
+        for pidfd in self._processes.values():
+            os.close(pidfd)
+        self._processes.clear()
+        if self._spare is not None:
+            self._spare.close()
+            self._spare = None
+
+    # --- for the lines ---
+
+    def greet(self, line: Line) -> Hello:
+        self._agents[line] = agent = self._spare or Agent(self._pool)
+        self._spare = None
+        device = -1 if self._pool.device is None else self._pool.device
+        place = _PLACE.pack(self._pool.address, device, _started(os.getpid()))
+        me = self._identity
+        return Hello(
+            me.compatibility, me.secret, me.name, self._epoch, self._layout, me.host, os.getpid(), place + agent.metadata
+        )
+
+    def check(self, hello: Hello) -> None:
+        self._my_hello.check(hello)
+        grid(self._layout, hello.layout)
+
+    def joined(self, line: Line) -> None:
+        hello, agent = line.hello, self._agents[line]
+        assert hello is not None
+        if len(hello.agent) <= _PLACE.size:
+            raise MalformedError("a Hello without the place of a pool")
+        address, device, started = _PLACE.unpack_from(hello.agent)
+        pool = Pool(address, hello.layout.total_bytes, None, None if device < 0 else device)
+        cut = grid(self._layout, hello.layout)
+        rows = descriptors(self._layout, cut)
+        agent.reach(hello.agent[_PLACE.size :], pool, rows, descriptors(hello.layout, cut))
+        key = (line.peer, hello.epoch)
+        if key in self._processes:
+            self._events.append(PeerFenced(*key))  # of its connection before: see the module
+        elif hello.host == self._identity.host:
+            self._watch(key, hello.pid, started)
+        self._peers[line.peer] = _Peer(line.peer, line, hello.epoch, agent, rows)
+        self._events.append(PeerUp(line.peer, hello.epoch, hello.layout))
+
+    def parted(self, line: Line, was_up: bool) -> None:
+        agent = self._agents.pop(line, None)
+        if agent is not None:
+            agent.close()
+        up = self._peers.get(line.peer)
+        if up is None or up.line is not line:
+            return
+        del self._peers[line.peer]
+        self._events.extend(WriteDone(handle, ok=False) for handle in up.flights)
+        self._events.append(PeerDown(up.name, up.epoch))
+
+    def heard(self, line: Line, kind: int, body: bytes) -> None:
+        up = self._peers[line.peer]
+        if kind == Kind.MESSAGE:
+            self._events.append(Received(up.name, up.epoch, body))
+        elif kind == Kind.WRITTEN and len(body) == _COUNT.size:
+            (up.due,) = _COUNT.unpack(body)
+        else:
+            raise MalformedError(f"a frame of kind {kind} with {len(body)} bytes")
+
+    def refused(self, who: str, why: str) -> None:
+        log.warning("%s is refused: %s", who, why)
+        self._events.append(PeerRefused(who, why))
+
+    # --- its own ---
+
+    @property
+    def _my_hello(self) -> Hello:
+        me = self._identity
+        return Hello(me.compatibility, me.secret, me.name, self._epoch, self._layout, me.host, os.getpid(), b"")
+
+    @property
+    def _busy(self) -> bool:
+        """Whether something may be over that only a look at NIXL shows."""
+        return any(up.flights or up.noted < up.due for up in self._peers.values())
+
+    def _look(self) -> None:
+        """Takes in writes that are over and notes that have come."""
+        for up in self._peers.values():
+            try:
+                for handle, number in tuple(up.flights.items()):
+                    if up.agent.is_done(number):
+                        del up.flights[handle]
+                        self._done(up, handle)
+                for note in up.agent.notes():
+                    up.noted += 1
+                    self._events.append(Notified(up.name, up.epoch, note))
+            except TransportError as error:
+                self._broken.append((up, error))
+
+    def _done(self, up: _Peer, handle: int) -> None:
+        up.given += 1
+        self._events.append(WriteDone(handle, ok=True))
+        try:
+            self._lines.send(up.line, Kind.WRITTEN, _COUNT.pack(up.given))
+        except TransportError as error:
+            self._broken.append((up, error))
+
+    def _need(self, peer: str) -> _Peer:
+        if peer not in self._peers:
+            raise TransportError(f"{peer} is not connected to {self.name}; wait for PeerUp")
+        return self._peers[peer]
+
+    def _watch(self, key: tuple[str, int], pid: int, started: int) -> None:
+        """Says when the process of a peer on this kernel has died; a process id alone may be somebody else's by now."""
+        try:
+            pidfd = os.pidfd_open(pid)
+        except OSError:
+            return  # it is dead
+        if _started(pid) != started:
+            os.close(pidfd)
+            return
+        self._processes[key] = pidfd
+        self._lines.watch(pidfd, lambda: self._died(key))
+
+    def _died(self, key: tuple[str, int]) -> None:
+        pidfd = self._processes.pop(key)
+        self._lines.unwatch(pidfd)
+        os.close(pidfd)
+        if key[0] in self._peers and self._peers[key[0]].epoch == key[1]:
+            self.disconnect(key[0])
+        self._events.append(PeerFenced(*key))
+
+
+def kernel() -> str:
+    """Equal for two processes that see each other's process ids."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot}/{os.stat('/proc/self/ns/pid').st_ino}"
+
+
+def _started(pid: int) -> int:
+    """In clock ticks since the boot; 0 for a process that is gone."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return 0
+    return int(stat.rpartition(")")[2].split()[19])

@@ -1,0 +1,261 @@
+"""NIXL as the transport of real processes: what arrives, and what happens to writes when a peer dies, freezes or returns."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("nixl")
+
+from nixl_peer import PeerProcess, named, pool_in, transport, until
+
+from kv_transfer.api import Notified, PeerFenced, PeerUp, TransportError, Write, WriteDone
+from kv_transfer.layout import KVLayout
+from kv_transfer.nixl import NixlTransport
+from kv_transfer.plan import grid, indices
+
+pytestmark = pytest.mark.cpu
+
+TCP, SHARED_MEMORY = "tcp,self", "tcp,sm,self"
+SMALL = KVLayout(layers=3, pages=16, kv_heads=2, page_size=16, head_dim=8, dtype_bytes=2)
+LARGE = KVLayout(layers=8, pages=256, kv_heads=4, page_size=32, head_dim=64, dtype_bytes=2)  # 64 MiB: no socket takes it whole
+NOTICE_S = 0.25  # from a kill to the last event of it
+
+Children = Callable[..., PeerProcess]
+Ends = Callable[..., NixlTransport]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _loaded(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """UCX opens some files once for the whole process."""
+    transport("first", SMALL, pool_in(tmp_path_factory.mktemp("first") / "pool", SMALL)).close()
+
+
+@pytest.fixture(autouse=True)
+def _no_leaks() -> Iterator[None]:
+    before = _held()
+    yield
+    gc.collect()
+    assert _held() == before
+
+
+def _held() -> tuple[int, int]:
+    """Open sockets, pipes and such, of which an agent has some, and threads, of which it has one."""
+    opened = 0
+    for file in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):  # the one that lists them
+            opened += not os.readlink(file).startswith("/")
+    return opened, len(os.listdir("/proc/self/task"))
+
+
+@pytest.fixture
+def children(tmp_path: Path) -> Iterator[Children]:
+    started: list[PeerProcess] = []
+
+    def start(name: str, layout: KVLayout, **options: object) -> PeerProcess:
+        started.append(PeerProcess(tmp_path, name, layout, **options))  # type: ignore[arg-type]
+        return started[-1]
+
+    yield start
+    for child in started:
+        child.kill()
+
+
+@pytest.fixture
+def ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ends]:
+    made: list[NixlTransport] = []
+
+    def make(name: str, layout: KVLayout, tls: str = TCP, value: int = 0, **options: object) -> NixlTransport:
+        monkeypatch.setenv("UCX_TLS", tls)
+        memory = pool_in(tmp_path / f"{name}.pool", layout)
+        memory[:] = value
+        made.append(transport(name, layout, memory, **options))
+        return made[-1]
+
+    yield make
+    for end in made:
+        end.close()
+
+
+def joined(end: NixlTransport, peer: str, address: str) -> int:
+    """The epoch of the peer that is up now."""
+    end.connect(peer, address)
+    (event,) = [event for event in until(end, lambda events: "PeerUp" in named(events)) if isinstance(event, PeerUp)]
+    return event.epoch
+
+
+def everything(layout: KVLayout, note: bytes = b"all") -> Write:
+    every = np.arange(layout.layers * 2 * layout.pages, dtype=np.int32)
+    return Write(every, every, note)
+
+
+def pages_of(child: PeerProcess, layout: KVLayout, value: int) -> int:
+    """How many pages of the child's pool have this value throughout."""
+    return int((child.memory.reshape(-1, layout.page_bytes) == value).all(axis=1).sum())
+
+
+@pytest.mark.parametrize("tls", [TCP, SHARED_MEMORY])
+@pytest.mark.parametrize("page_size", [16, 4])
+def test_planned_bytes_arrive_exactly_and_then_the_note(
+    children: Children, ends: Ends, tmp_path: Path, tls: str, page_size: int
+) -> None:
+    theirs = KVLayout(3, 16 * 16 // page_size, 2, page_size, 8, 2)
+    child, end = children("d", theirs, tls=tls), ends("p", SMALL, tls)
+    source = pool_in(tmp_path / "p.pool", SMALL)
+    source[:] = np.random.default_rng(0).integers(1, 256, SMALL.total_bytes)
+    joined(end, "d", child.address)
+    cut, layers, tokens = grid(SMALL, theirs), range(1, 3), range(16, 40)
+    mine = indices(SMALL, cut, [9, 2, 5], layers, tokens)
+    need = 48 // page_size
+    pages = [int(page) for page in np.random.default_rng(1).permutation(theirs.pages)[:need]]
+    remote = indices(theirs, cut, pages, layers, tokens)
+
+    handle = end.post("d", Write(mine, remote, b"landed"))
+
+    assert WriteDone(handle, ok=True) in until(end, lambda events: "WriteDone" in named(events))
+    assert child.ask("wait_for", "Notified", 1) == ["PeerUp", "Notified"]
+    expected = np.zeros(theirs.shape, np.uint16)
+    pool = source.view(np.uint16).reshape(SMALL.shape)
+    for token in range(16, -(-40 // cut.group_slots) * cut.group_slots):
+        page, slot = pages[token // page_size], token % page_size
+        expected[1:3, :, page, :, slot] = pool[1:3, :, [9, 2, 5][token // 16], :, token % 16]
+    assert (child.memory.view(np.uint16).reshape(theirs.shape) == expected).all()
+    assert child.ask("checksum", "p", remote.tolist()) == end.checksum("d", mine) != 0
+
+
+def test_frames_and_notes_come_with_the_start_of_the_peer_that_sent_them(children: Children, ends: Ends) -> None:
+    child, end = children("p", SMALL, tls=TCP), ends("d", SMALL)
+    epoch = joined(end, "p", child.address)
+    child.ask("post", "d", [0, 1], [5, 6], "first")
+    child.ask("post", "d", [2], [7], "second")
+    events = until(end, lambda events: named(events).count("Notified") == 2)
+    assert sorted(event.note for event in events if isinstance(event, Notified)) == [b"first", b"second"]
+    assert {event.epoch for event in events if isinstance(event, Notified)} == {epoch}
+
+
+@pytest.mark.parametrize("tls", [TCP, SHARED_MEMORY])
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_peer_killed_amid_a_write_is_noticed_at_once_and_usable_when_it_returns(
+    children: Children, ends: Ends, tls: str, frozen: bool
+) -> None:
+    child, end = children("d", LARGE, tls=tls), ends("p", LARGE, tls, value=7)
+    epoch = joined(end, "d", child.address)
+    if frozen:
+        child.freeze()
+    handle = end.post("d", everything(LARGE))
+    child.kill()
+    killed = time.monotonic()
+    events = until(end, lambda events: "PeerFenced" in named(events))
+    assert time.monotonic() - killed <= NOTICE_S
+    assert named(events) == ["WriteDone", "PeerDown", "PeerFenced"]
+    assert isinstance(events[0], WriteDone)
+    assert events[0].handle == handle
+    assert PeerFenced("d", epoch) in events
+    with pytest.raises(TransportError, match="wait for PeerUp"):
+        end.post("d", everything(LARGE))
+
+    port = int(child.address.rpartition(":")[2])
+    returned = children("d", LARGE, tls=tls, port=port)
+    returned.memory[:] = 0
+    events = until(end, lambda events: "PeerUp" in named(events))
+    assert [event.epoch == epoch for event in events if isinstance(event, PeerUp)] == [False]
+    again = end.post("d", everything(LARGE))
+    assert WriteDone(again, ok=True) in until(end, lambda events: "WriteDone" in named(events))
+    assert pages_of(returned, LARGE, 7) == LARGE.layers * 2 * LARGE.pages
+
+
+def test_a_frozen_peer_is_never_reported_and_disconnect_ends_its_writes(children: Children, ends: Ends) -> None:
+    child, end = children("d", LARGE, tls=TCP), ends("p", LARGE, value=7)
+    joined(end, "d", child.address)
+    child.freeze()
+    handle = end.post("d", everything(LARGE))
+    end.cancel(handle)
+    deadline = time.monotonic() + 0.5
+    while time.monotonic() < deadline:
+        assert end.poll() == []
+        end.wait(0.05)
+    end.forget("d")
+    assert named(end.poll()) == ["WriteDone", "PeerDown"]
+    child.thaw()
+    assert child.ask("wait_for", "PeerDown", 1) == ["PeerUp", "PeerDown"]
+    assert pages_of(child, LARGE, 7) < LARGE.layers * 2 * LARGE.pages
+
+
+def test_a_frozen_writer_goes_on_writing_when_it_wakes_up(children: Children, ends: Ends, tmp_path: Path) -> None:
+    """Why pages that were named to a silent writer are quarantined."""
+    child, end = children("p", LARGE, tls=TCP), ends("d", LARGE)
+    memory = pool_in(tmp_path / "d.pool", LARGE)
+    assert _late_pages(child, end, memory, lambda epoch: None) > 0
+
+
+def test_a_fenced_writer_on_another_kernel_can_write_no_more(children: Children, ends: Ends, tmp_path: Path) -> None:
+    child, end = children("p", LARGE, tls=TCP, kernel="another"), ends("d", LARGE)
+    memory = pool_in(tmp_path / "d.pool", LARGE)
+
+    def fence(epoch: int) -> None:
+        end.fence("p", epoch)
+        assert named(end.poll()) == ["PeerDown", "PeerFenced"]
+
+    assert _late_pages(child, end, memory, fence) == 0
+
+
+def test_a_frozen_writer_on_the_same_kernel_is_fenced_when_it_dies(children: Children, ends: Ends) -> None:
+    child, end = children("p", SMALL, tls=TCP), ends("d", SMALL)
+    epoch = joined(end, "p", child.address)
+    child.freeze()
+    end.fence("p", epoch)
+    assert named(end.poll()) == ["PeerDown"]
+    child.kill()
+    assert until(end, bool) == [PeerFenced("p", epoch)]
+
+
+def test_a_frozen_writer_on_the_same_kernel_is_fenced_when_it_connects_again(children: Children, ends: Ends) -> None:
+    child, end = children("p", SMALL, tls=TCP), ends("d", SMALL)
+    epoch = joined(end, "p", child.address)
+    child.freeze()
+    end.disconnect("p")
+    child.thaw()
+    events = until(end, lambda events: "PeerUp" in named(events))
+    assert events[-2:] == [PeerFenced("p", epoch), PeerUp("p", epoch, SMALL)]
+
+
+def _late_pages(child: PeerProcess, end: NixlTransport, memory: np.ndarray, meanwhile: Callable[[int], None]) -> int:
+    """Pages of a write that land after its writer was frozen for a while and `meanwhile` was done."""
+    epoch = joined(end, "p", child.address)
+    child.ask("fill", 7)
+    every = list(range(LARGE.layers * 2 * LARGE.pages))
+    child.ask("post", "d", every, every, "late")
+    child.freeze()
+    time.sleep(0.3)  # what is in sockets lands
+    meanwhile(epoch)
+    memory[:] = 0
+    child.thaw()
+    child.ask("wait_for", "WriteDone", 1)
+    return int((memory.reshape(-1, LARGE.page_bytes) == 7).all(axis=1).sum())
+
+
+def test_closing_both_ends_leaves_nothing_and_others_notice(children: Children, ends: Ends) -> None:
+    child, end = children("d", SMALL, tls=TCP), ends("p", SMALL)
+    joined(end, "d", child.address)
+    end.close()
+    assert child.ask("wait_for", "PeerDown", 1) == ["PeerUp", "PeerDown"]
+
+
+def test_two_that_call_each_other_have_one_connection(ends: Ends) -> None:
+    one, other = ends("a", SMALL), ends("b", SMALL)
+    one.connect("b", other.address)
+    other.connect("a", one.address)
+    events: dict[str, list[str]] = {"a": [], "b": []}
+    deadline = time.monotonic() + 1.5
+    while time.monotonic() < deadline:
+        for end in (one, other):
+            events[end.name] += named(end.poll())
+        one.wait(0.005)
+    assert events == {"a": ["PeerUp"], "b": ["PeerUp"]}
