@@ -7,9 +7,11 @@ browser run the page's two scripts alone (by their hashes), and load nothing.
 from __future__ import annotations
 
 import base64
+import contextlib
 import functools
 import hashlib
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
@@ -19,6 +21,7 @@ import jinja2
 import vl_convert
 from markupsafe import Markup
 
+from pdmux_ray.cache import cache_folder
 from pdmux_ray.report.marks import CONFIG, Line, Spec
 
 
@@ -167,8 +170,20 @@ def _policy(*scripts: str) -> str:
 
 @functools.cache
 def _library() -> str:
-    """Vega-Embed with Vega and Vega-Lite as one script, which is ASCII and ends no script element."""
-    return str(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;"))
+    """Vega-Embed with Vega and Vega-Lite as one script, which ends no script element.
+
+    To make it takes a second, so it is kept; where nothing can be kept, every page takes that second.
+    """
+    kept = cache_folder("charts") / f"vega-embed-{vl_convert.__version__}.js"
+    if kept.is_file():
+        return kept.read_bytes().decode()
+    library = str(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;"))
+    with contextlib.suppress(OSError):
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        new = kept.with_name(f"{kept.name}.{os.getpid()}")  # several may make it at once; each is whole
+        new.write_bytes(library.encode())
+        os.replace(new, kept)
+    return library
 
 
 @functools.cache
