@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 STEP = 1.12  # from one rate of the grid to the next
-BELOW, ABOVE = 0.05, 1.3  # of the rate that makes the grid: its ends, about
+BELOW, ABOVE = 0.05, 2.5  # of the rate that makes the grid, which eight at once in prefill_first carry: its ends, about
 LEVEL = 0.1  # chance of so clear a result, on either side, where the share that is good is just the attainment
 
 
