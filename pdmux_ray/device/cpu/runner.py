@@ -9,6 +9,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from pdmux_ray.config import EngineConfig
@@ -36,6 +37,9 @@ class _InFlight:
 class CpuRunner:
     """A `LaneRunner`. Owns the weights, the KV pool, and a decode and a prefill lane; a unit is a core.
 
+    `kv_memory`: the pool's bytes (uint8, `layout.total_bytes`), which other instances may read and write. Whoever still has it
+    when the runner is closed keeps it from being freed.
+
     Without a split the calling thread and its own team compute, on all cores. The lanes' workers start with the runner in modes
     that need them, else when first used. Raises ConfigError, UnsupportedModelError or WeightsError when the model cannot be
     loaded, or the mode needs more cores than there are.
@@ -55,8 +59,9 @@ class CpuRunner:
                 f"mode: {Mode.TIME_SHARED.value} works with one"
             )
         layout = layout_for(config.kv_cache_gib, model.layers, model.kv_heads, model.head_dim, config.page_size, self.dtype)
-        self.pages, self.page_size = layout.pages, layout.page_size
+        self.layout, self.pages, self.page_size = layout, layout.pages, layout.page_size
         pool = allocate_on_cpu(layout, self.dtype)
+        self.kv_memory = pool.view(torch.uint8).reshape(-1).numpy()
         ops = make_ops(pool)
         self.kernels = "native" if isinstance(ops, CpuOps) else "torch"
         decoder = load_decoder(model_dir, self.dtype, ops, config.load, model)
@@ -154,6 +159,7 @@ class CpuRunner:
             self._workers.close()
         self._workers = self._decode = self._prefill = self._launched = self._block = None
         self._jobs = {}
+        self.kv_memory = np.empty(0, dtype=np.uint8)
 
     def _open(self, lane: Lane | None) -> Lane:
         if lane is None:

@@ -198,6 +198,7 @@ def test_an_export_and_a_prompt_share_a_job(instances: Any) -> None:
 
 def test_an_export_is_due_when_its_handoff_is(instances: Any) -> None:
     p = instances(fixed(2))
+    p.clock.sleep(3.0)
     p.peer.want(range(10), deadline=5.0)
     p.engine.step()
     assert [r.ttft_deadline_s for r in p.engine._scheduler.prefilling] == [5.0]
