@@ -195,3 +195,24 @@ def test_transfers_that_fail_are_made_up_for_here_with_the_same_tokens(open_runn
     assert (counters.kv_used_tokens, counters.fetches["landed"]) == (0, 0)
     assert sum(counters.fetches.values()) > 20
     two.close()
+
+
+def test_with_threads_of_their_own_engines_and_transfers_give_the_same_tokens_and_leave_nothing(open_runner: Open) -> None:
+    requests = draw_requests(random.Random(5), 40)
+    decode, prefill = open_runner(0, PAGE), open_runner(1, PAGE)
+    want = alone(decode, requests)
+    two = Two(decode, prefill, (Mode.SPLIT, Mode.SPLIT))
+    for each in (*two.ends.values(), *two.engines):
+        each.start()
+    for new in requests:
+        two.engines[0].submit(replace(new, prefill_peers=("p",), fetch_deadline_s=time.monotonic() + 30))
+    two.log.wait_for_ends([new.request_id for new in requests])
+    assert answers(two.log, requests) == want
+    counters = two.engines[0].counters
+    assert counters.kv_received_tokens == counters.kv_used_tokens > 0
+    while not all(end.idle for end in two.ends.values()) or any(each.load().leased_pages for each in two.engines):
+        time.sleep(0.001)
+    two.close()
+    for each in two.engines:
+        each.check_integrity()
+        assert each.load().free_pages == each.load().total_pages
