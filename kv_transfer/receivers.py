@@ -44,8 +44,8 @@ class Receivers:
         return min((record.session.deadline for record in self._records.values()), default=math.inf)
 
     def fetching(self, link: Link) -> tuple[int, ...]:
-        """Serials that this peer is still waited for."""
-        return tuple(serial for serial, record in self._of(link.peer, link.epoch) if record.session.active)
+        """Serials of this peer's handoffs that have not ended here."""
+        return tuple(serial for serial, _ in self._of(link.peer, link.epoch))
 
     def fetch(self, fetch: Fetch, now: float) -> None:
         self._stats.fetched += 1

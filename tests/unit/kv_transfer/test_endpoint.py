@@ -248,7 +248,17 @@ def test_closing_an_endpoint_ends_its_handoffs_on_both_sides(fleet: Fleet) -> No
     assert d.results[handoff] == [Lost(handoff, LossReason.PEER_DEAD, safe=True)]
     fleet.run(1.0)
     assert p.exports == {}
+
+
+def test_closing_an_endpoint_ends_its_exports_too(fleet: Fleet) -> None:
+    p, d = fleet.pair()
+    fleet.network.weather = replace(SLOW)
+    d.fetch("P", PROMPT)
+    fleet.run(0.3)
     p.endpoint.close()
+    p.work()
+    assert p.exports == {}
+    assert p.sent[0].complete is False
 
 
 def test_a_port_that_has_failed_says_so_to_its_engine(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kv_transfer.api import FenceReason, Landed, LossReason, Lost, Safe
+from kv_transfer.api import FenceReason, Landed, LossReason, Lost, Safe, TransportError, Write
 from kv_transfer.local import Weather
 
 from .fleet import LAYOUT, LIMITS, PROMPT, SLOW, Fleet, Instance, lost, reasons
@@ -104,6 +104,35 @@ def test_an_engine_that_is_stuck_while_its_endpoint_lives_loses_its_lease(fleet:
     assert d.results[handoff] == [Lost(handoff, LossReason.LEASE_EXPIRED, safe=False), Safe(handoff)]
 
 
+def test_a_prefill_that_waits_longer_than_the_lease_keeps_it_while_its_engine_lives(fleet: Fleet) -> None:
+    p, d = fleet.pair()
+    p.due = fleet.clock() + 4 * LIMITS.lease_s
+    handoff = d.fetch("P", PROMPT, within=30.0)
+    fleet.run(5 * LIMITS.lease_s)
+    assert isinstance(d.results[handoff][0], Landed)
+
+
+def test_nothing_is_posted_after_a_post_that_failed(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    p, d = fleet.pair()
+    handoff = d.fetch("P", PROMPT)
+    d.endpoint.step()
+    p.endpoint.step()
+    posted: list[str] = []
+
+    def broken(peer: str, write: Write) -> int:
+        posted.append(peer)
+        raise TransportError("no more memory")
+
+    p.endpoint.computed(handoff, range(1), range(4), [0])
+    p.endpoint.step()
+    monkeypatch.setattr(p.transport, "post", broken)
+    p.endpoint.computed(handoff, range(3), range(8), [0, 1])  # layers that stand differently are pushed apart
+    p.endpoint.step()
+    assert posted == ["D"]
+    fleet.run(1.0)
+    assert reasons(d, handoff) == [LossReason.WRITE_FAILED]
+
+
 def test_a_prefill_instance_without_pages_says_so(fleet: Fleet) -> None:
     p, d = fleet.pair()
     p.free, kept = [], p.free
@@ -137,7 +166,7 @@ def test_a_cut_line_costs_a_handoff_and_heals(fleet: Fleet, after: float) -> Non
     assert [sent.complete for sent in p.sent] in ([], [False])
     assert p.exports == {}
     fleet.network.heal("P", "D")
-    fleet.run(2.0)
+    fleet.run(0.1)
     assert d.results[handoff][1:] == [Safe(handoff)]
     again = d.fetch("P", PROMPT)
     fleet.run(3.0)
@@ -179,18 +208,32 @@ def test_repeated_notes_are_refused_counted_and_harmless(fleet: Fleet) -> None:
 
 
 @pytest.mark.parametrize("after", [0.02, 0.15, 0.3, 0.5])
-def test_a_decode_instance_that_dies_freezes_or_restarts_leaves_no_page_behind_on_the_prefill_side(after: float) -> None:
-    for fault in ("die", "freeze"):
-        fleet = Fleet()
-        p, d = fleet.pair()
-        fleet.network.weather = replace(SLOW)
-        d.fetch("P", PROMPT)
-        fleet.run(after)
-        (fleet.die if fault == "die" else fleet.freeze)(d)
-        fleet.run(4.0)
-        assert (len(p.free), p.exports) == (LAYOUT.pages, {}), fault
-        fleet.settle()
-        fleet.check()
+def test_a_killed_decode_instance_leaves_no_page_behind_and_its_next_start_is_served(fleet: Fleet, after: float) -> None:
+    p, d = fleet.pair()
+    fleet.network.weather = replace(SLOW)
+    for _ in range(2):
+        d.fetch("P", PROMPT[:12])
+    fleet.run(after)
+    fleet.die(d)
+    fleet.run(0.02)
+    assert (len(p.free), p.exports) == (LAYOUT.pages, {})
+    again = fleet.add("D")
+    again.endpoint.connect("P", "")
+    fleet.run(0.1)
+    handoff = again.fetch("P", PROMPT)
+    fleet.run(3.0)
+    assert isinstance(again.results[handoff][0], Landed)
+
+
+@pytest.mark.parametrize("after", [0.02, 0.15, 0.3, 0.5])
+def test_a_frozen_decode_instance_leaves_no_page_behind(fleet: Fleet, after: float) -> None:
+    p, d = fleet.pair()
+    fleet.network.weather = replace(SLOW)
+    d.fetch("P", PROMPT)
+    fleet.run(after)
+    fleet.freeze(d)
+    fleet.run(3.0)
+    assert (len(p.free), p.exports) == (LAYOUT.pages, {})
 
 
 @pytest.mark.parametrize("after", [0.0, 0.02, 0.15, 0.3, 0.5, 3.0])
