@@ -16,6 +16,9 @@ from pdmux_ray.errors import ConfigError
 # an idle machine and a third slower on a busy one; with 100, threads fall asleep within a step.
 SPIN_ROUNDS = 300
 
+# What decides how threads wait and where they run. Their number is not among them: the runner sets that.
+_THREAD_SETTINGS = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY")
+
 
 def limit_spinning() -> None:
     """Bounds how long idle CPU threads spin, unless the environment says. Has an effect only before torch is imported.
@@ -26,6 +29,11 @@ def limit_spinning() -> None:
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ["OMP_WAIT_POLICY"] = "active"
         os.environ.setdefault("GOMP_SPINCOUNT", str(SPIN_ROUNDS))
+
+
+def thread_settings() -> str:
+    """The OpenMP settings of this process that change how long steps take; a profile is of these."""
+    return ", ".join(f"{name}={os.environ[name]}" for name in _THREAD_SETTINGS if name in os.environ)
 
 
 def build_runner(model_dir: Path | None, config: EngineConfig) -> Runner:

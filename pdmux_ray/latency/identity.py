@@ -35,6 +35,7 @@ class Identity(BaseModel):
     page_size: int  # tokens
     torch: str
     kernels: str  # which kind, and a hash of their sources
+    settings: str = "not recorded"  # of its threads; older profiles do not tell
 
 
 @runtime_checkable
@@ -45,6 +46,7 @@ class Identified(Protocol):
     page_size: int
     dtype: object  # torch's, or its name
     kernels: str  # which kind it uses, such as "native"
+    settings: str  # what else changes its times: how its idle threads wait
 
 
 def identify(model_dir: Path, runner: Identified) -> Identity:
@@ -59,6 +61,7 @@ def identify(model_dir: Path, runner: Identified) -> Identity:
         page_size=runner.page_size,
         torch=version("torch"),
         kernels=f"{runner.kernels}, {_hash_of_kernels()}",
+        settings=runner.settings,
     )
 
 

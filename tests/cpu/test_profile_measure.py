@@ -10,11 +10,12 @@ from tiny_models import save_tiny
 
 from pdmux_ray.clock import WallClock
 from pdmux_ray.config import EngineConfig
-from pdmux_ray.device.base import build_runner
+from pdmux_ray.device.base import SPIN_ROUNDS, build_runner
 from pdmux_ray.device.cpu.cores import usable_cores
 from pdmux_ray.device.cpu.runner import CpuRunner
+from pdmux_ray.device.cpu.workers import PREFILL_NICE
 from pdmux_ray.latency.design import Point
-from pdmux_ray.latency.identity import Identified, identify
+from pdmux_ray.latency.identity import Identified, ProfileMismatchError, check, identify
 from pdmux_ray.latency.measure import Bench
 from pdmux_ray.latency.probe import probe
 from pdmux_ray.policy.views import Piece
@@ -74,6 +75,19 @@ def test_the_runner_says_what_a_profile_of_it_is_of(runner: CpuRunner, model_dir
     assert isinstance(runner, Identified)
     identity = identify(model_dir, runner)
     assert (identity.units, identity.dtype, identity.page_size) == (2, "float32", 4)
+    assert identity.settings == f"OMP_WAIT_POLICY=active, GOMP_SPINCOUNT={SPIN_ROUNDS}, prefills nice {PREFILL_NICE}"
+
+
+def test_a_profile_of_threads_that_spin_longer_does_not_fit(
+    runner: CpuRunner, model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = identify(model_dir, runner)
+    monkeypatch.setenv("GOMP_SPINCOUNT", "9000")
+    other = build_runner(model_dir, EngineConfig(device="cpu", threads=2, page_size=4, kv_cache_gib=0.01, dtype="float32"))
+    assert isinstance(other, CpuRunner)
+    with pytest.raises(ProfileMismatchError, match=r"settings: profiled '.*GOMP_SPINCOUNT=9000.*', here '.*=300,"):
+        check(identify(model_dir, other), here, "the profile")
+    other.close()
 
 
 def test_two_cores_move_and_compute_something() -> None:

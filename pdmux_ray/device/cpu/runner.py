@@ -13,10 +13,11 @@ import numpy as np
 import torch
 
 from pdmux_ray.config import EngineConfig
+from pdmux_ray.device.base import thread_settings
 from pdmux_ray.device.cpu.cores import neighbouring_cores, usable_cores
 from pdmux_ray.device.cpu.lane import Job, Lane
 from pdmux_ray.device.cpu.ops import CpuOps, make_ops
-from pdmux_ray.device.cpu.workers import Workers, splits_of, use_threads
+from pdmux_ray.device.cpu.workers import PREFILL_NICE, Workers, splits_of, use_threads
 from pdmux_ray.device.kv_pool import allocate_on_cpu, layout_for
 from pdmux_ray.engine.runner import GiveUp, PrefillSlice, StepBatch, StepOutput, never
 from pdmux_ray.errors import ConfigError
@@ -64,6 +65,7 @@ class CpuRunner:
         self.kv_memory = pool.view(torch.uint8).reshape(-1).numpy()
         ops = make_ops(pool)
         self.kernels = "native" if isinstance(ops, CpuOps) else "torch"
+        self.settings = f"{thread_settings()}, prefills nice {PREFILL_NICE}"
         decoder = load_decoder(model_dir, self.dtype, ops, config.load, model)
         self._decode: Lane | None = Lane(decoder, self.page_size)  # None: closed
         self._prefill: Lane | None = Lane(decoder.with_ops(type(ops)(pool)), self.page_size)

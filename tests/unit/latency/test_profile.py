@@ -33,6 +33,13 @@ def test_elsewhere_it_is_an_error_that_says_what_differs(profile: Profile, tmp_p
     assert "dtype" not in message
 
 
+def test_a_profile_that_does_not_tell_its_threads_settings_is_refused(profile: Profile, tmp_path: Path) -> None:
+    path = tmp_path / "profile.json"
+    profile.write(path)
+    with pytest.raises(ProfileMismatchError, match="settings: profiled 'not recorded', here 'GOMP_SPINCOUNT=300'"):
+        load(path, IDENTITY.model_copy(update={"settings": "GOMP_SPINCOUNT=300"}))
+
+
 def test_a_profile_whose_bound_does_not_hold_is_not_written(profile: Profile, tmp_path: Path) -> None:
     qualities = tuple(replace(q, coverage=0.9) if q.part.startswith("decode") else q for q in profile.qualities)
     poor = profile.model_copy(update={"qualities": qualities})
