@@ -91,7 +91,7 @@ IMPURE: dict[str, tuple[str, ...]] = {
 LIGHT = (
     *("pdmux_ray", "pdmux_ray.config", "pdmux_ray.cli", "pdmux_ray.generate", "pdmux_ray.policy.batching"),
     *("pdmux_ray.engine.engine", "pdmux_ray.engine.fake_runner", "pdmux_ray.device.base", "pdmux_ray.model.source"),
-    *("pdmux_ray.text.tokenizer", "pdmux_ray.text.stream", "pdmux_ray.serve.launch", "kv_transfer.layout"),
+    *("pdmux_ray.text.tokenizer", "pdmux_ray.text.stream", "pdmux_ray.serve.launch", "kv_transfer.endpoint"),
     *("pdmux_ray.bench.cli", "pdmux_ray.metrics.summary", "pdmux_ray.workload.requests"),
 )
 
