@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from hypothesis import settings
 
-settings.register_profile("quick", max_examples=50)
+settings.register_profile("quick", max_examples=25)
 settings.register_profile("thorough", max_examples=500)
 settings.load_profile("quick")

@@ -14,6 +14,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from importlib.resources import files
 from typing import Any, ClassVar
 
@@ -174,7 +175,7 @@ def _library() -> str:
 
     To make it takes a second, so it is kept; where nothing can be kept, every page takes that second.
     """
-    kept = cache_folder("charts") / f"vega-embed-{vl_convert.__version__}.js"
+    kept = cache_folder("charts") / f"vega-embed-{version('vl-convert-python')}.js"
     if kept.is_file():
         return kept.read_bytes().decode()
     library = str(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;"))

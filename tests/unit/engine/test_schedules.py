@@ -144,7 +144,7 @@ def arrivals(draw: st.DrawFn, last_step: int = 40) -> list[Arrival]:
     return made
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     schedule=arrivals(),
     mode=st.sampled_from(ONE_PASS_MODES),

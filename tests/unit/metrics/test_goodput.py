@@ -5,7 +5,7 @@ import random
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pdmux_ray.errors import ConfigError
@@ -154,7 +154,6 @@ points = st.lists(
 )
 
 
-@settings(max_examples=50)
 @given(points, st.floats(0.01, 1), st.floats(0.01, 1))
 def test_goodput_never_rises_with_the_attainment(measured: list[RatePoint], one: float, other: float) -> None:
     low, high = sorted((one, other))
@@ -163,7 +162,6 @@ def test_goodput_never_rises_with_the_attainment(measured: list[RatePoint], one:
     assert all(ours >= theirs for ours, theirs in zip(loose.ci, strict.ci, strict=True))  # equal seeds, equal draws
 
 
-@settings(max_examples=50)
 @given(points, st.floats(0.01, 1))
 def test_goodput_is_a_rate_up_to_the_highest_that_was_measured(measured: list[RatePoint], attainment: float) -> None:
     found = goodput(measured, attainment, resamples=20)
