@@ -70,7 +70,8 @@ class _Peer:
     agent: Agent
     rows: Rows  # of this pool, on the grid of the pair
     flights: dict[int, int] = field(default_factory=dict)  # handle -> number of the agent; posted and not over
-    given: int = 0  # writes of ours that are over, which the peer is told: its notes are due
+    given: int = 0  # writes of ours that are over
+    told: int = 0  # of these, the peer was told of so many: it looks for their notes
     due: int = 0  # such writes of the peer
     noted: int = 0  # its notes that have come
 
@@ -177,6 +178,7 @@ class NixlTransport:
         return crc
 
     def poll(self) -> Sequence[TransportEvent]:
+        self._tell()
         self._lines.turn()
         self._look()
         broken, self._broken = self._broken, []
@@ -189,11 +191,13 @@ class NixlTransport:
 
     def wait(self, timeout_s: float) -> None:
         end = time.monotonic() + timeout_s
+        self._tell()
         while not (self._events or self._broken):
             left = end - time.monotonic()
             if left <= 0 or self._lines.wait(min(left, POLL_S) if self._busy else left):
                 return
             self._look()
+            self._tell()
 
     def wake(self) -> None:
         self._lines.wake()
@@ -294,10 +298,16 @@ class NixlTransport:
     def _done(self, up: _Peer, handle: int) -> None:
         up.given += 1
         self._events.append(WriteDone(handle, ok=True))
-        try:
-            self._lines.send(up.line, Kind.WRITTEN, _COUNT.pack(up.given))
-        except TransportError as error:
-            self._broken.append((up, error))
+
+    def _tell(self) -> None:
+        """NIXL wakes nobody when a note comes, so a frame does; one for all writes of a step."""
+        for up in self._peers.values():
+            if up.told < up.given:
+                up.told = up.given
+                try:
+                    self._lines.send(up.line, Kind.WRITTEN, _COUNT.pack(up.given))
+                except TransportError as error:
+                    self._broken.append((up, error))
 
     def _need(self, peer: str) -> _Peer:
         if peer not in self._peers:
