@@ -22,7 +22,7 @@ pytestmark = [
     pytest.mark.skipif(usable_cores() < 2, reason="two lanes need two cores"),
 ]
 
-SCHEDULES = 300  # of each kind; the command plays 500
+SCHEDULES = 500  # of each kind
 FACTS = ModelFacts(CONTEXT, VOCAB, frozenset({2}))
 CONFIG = {"device": "cpu", "mode": "auto", "page_size": PAGE, "kv_cache_gib": 0.001, "threads": 2}
 
