@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Enum
+from enum import Enum, StrEnum
 from types import MappingProxyType
 
 from pdmux_ray.errors import RequestError
@@ -56,6 +56,14 @@ class Split:
 
     prefill_units: int
     decode_units: int
+
+
+class Role(StrEnum):
+    """What an instance is for. Every engine can do everything: a role says what it is given."""
+
+    MUX = "mux"  # decodes, and prefills what it decodes, both at once
+    PREFILL = "prefill"  # prefills for others; decodes only when no other instance can
+    DECODE = "decode"  # decodes; prefills only what no prefill instance can
 
 
 class FinishReason(Enum):
@@ -182,3 +190,6 @@ class Load:
     step_age_s: float  # how long the step under way has taken so far; 0 while there is none
     leased_pages: int = 0  # held by nobody but a transfer that reads them
     quarantined_pages: int = 0  # held by nobody, but a transfer may still write into them
+    decoding: int = 0  # of those that run, the ones that decode
+    decode_context_tokens: int = 0  # of those, all together
+    queued_prefill_tokens: int = 0  # to be prefilled here, of requests that wait or have begun

@@ -140,11 +140,22 @@ class Unfit(Enum):
 
 
 class RouteReason(Enum):
-    """Why a request went to its instance, or to none."""
+    """Why a request went to its instance, or to none, and where it is prefilled."""
 
     ONLY_ONE = "only_one"  # a single instance can take requests
     LEAST_LOADED = "least_loaded"  # it has the fewest requests, counted with those still on their way
-    TIE = "tie"  # several have the fewest requests and the most free pages; one was drawn
+    PREFIX = "prefix"  # of those with the fewest requests, it has most of the prompt cached
+    TIE = "tie"  # several are equal in all that; one was drawn
+    LOCAL = "local"  # predicted: the objectives are kept, cheapest by prefilling where it decodes
+    REMOTE = "remote"  # predicted: the objectives are kept, cheapest by fetching from a prefill instance
+    LATE = "late"  # predicted: an objective is missed whatever is done; this way by the least
+    SHORT = "short"  # threshold: not enough is left to prefill for a fetch
+    LONG = "long"  # threshold: enough is
+    ALWAYS = "always"  # policy remote
+    CACHED = "cached"  # the decode instance has all that could be fetched
+    NO_MODEL = "no_model"  # policy predict, without a latency model of some instance: by load alone
+    NO_PREFILL_FIT = "no_prefill_fit"  # to be prefilled elsewhere, but no such instance can take requests: it is local
+    NO_DECODE_FIT = "no_decode_fit"  # only prefill instances can take requests: one serves all of it
     NONE_LINKED = "none_linked"  # no instance is known
     NONE_FIT = "none_fit"  # there are instances, but none can take requests
 
@@ -155,3 +166,5 @@ class RouteChoice:
 
     instance_id: str | None
     reason: RouteReason
+    prefill: tuple[str, ...] = ()  # instances to fetch the prompt's KV from, best first; empty: prefilled where it decodes
+    predicted_ttft_s: float | None = None  # None without a prediction

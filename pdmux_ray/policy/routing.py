@@ -1,13 +1,14 @@
-"""Which instance serves a request: of those that are fit, the one with the fewest requests."""
+"""Which instance serves a request, and where it is prefilled. Only instances that are fit are given any."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from pdmux_ray.policy.decisions import RouteChoice, RouteReason, Unfit
-from pdmux_ray.policy.views import InstanceView
+from pdmux_ray.policy.views import InstanceCosts, InstanceView
+from pdmux_ray.types import Role
 
 if TYPE_CHECKING:
     from random import Random
@@ -37,6 +38,36 @@ def unfit(view: InstanceView, limits: FitnessLimits) -> Unfit | None:
     if view.ailing:
         return Unfit.AILING
     return Unfit.LEAVING if view.leaving else None
+
+
+@dataclass(frozen=True, slots=True)
+class RouteAsk:
+    """A request, as far as its route depends on it."""
+
+    prompt_tokens: int
+    cached: Mapping[str, int]  # instance id -> leading prompt tokens that its prefix cache is thought to have; none: 0
+
+
+@dataclass(frozen=True, slots=True)
+class RouteLimits:
+    """How routes are chosen. Times in seconds."""
+
+    fitness: FitnessLimits
+    policy: Literal["predict", "threshold", "local", "remote"]
+    threshold_tokens: int  # policy threshold: with so many left to prefill, or more, the KV is fetched
+    ttft_s: float  # objectives; infinite when there is none
+    ttft_s_per_token: float
+    itl_s: float
+    kv_bytes_per_token: int  # of all layers
+    bandwidth: float  # of a transfer, bytes a second
+
+
+def choose_route(
+    ask: RouteAsk, views: Sequence[InstanceView], limits: RouteLimits, costs: Mapping[str, InstanceCosts], rng: Random
+) -> RouteChoice:
+    """Never an instance that is unfit; none fetches from itself."""
+    decoders = [view for view in views if view.role is not Role.PREFILL]
+    return choose_instance(decoders, limits.fitness, rng)
 
 
 def choose_instance(views: Sequence[InstanceView], limits: FitnessLimits, rng: Random) -> RouteChoice:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
-from pdmux_ray.types import Mode, Split
+from pdmux_ray.types import Mode, Role, Split
 
 
 class RequestView(Protocol):
@@ -209,3 +209,20 @@ class InstanceView:
     line_is_up: bool  # False: there are no figures yet
     leaving: bool  # it takes no more requests, but ends those it has
     ailing: bool  # it says itself that it is not well
+    role: Role = Role.MUX
+    decode_batch: int = 0  # requests that decode
+    decode_context_tokens: int = 0  # of those, all together
+    queued_prefill_tokens: int = 0  # to be prefilled there, of requests that its figures show
+    on_their_way_tokens: int = 0  # of prompts to be prefilled there that its figures do not show yet
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceCosts:
+    """What a prediction for an instance needs: the latency model of its device, and how it makes up its steps."""
+
+    model: CostModel
+    layers: int  # of the model
+    units: int  # of the device
+    # Prompt tokens that a step in one pass may compute beside the decodes (infinite: whole prompts); None with lanes, where a
+    # prefill gets what the ITL objective leaves of the device.
+    one_pass_tokens: float | None = None

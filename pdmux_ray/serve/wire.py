@@ -33,7 +33,8 @@ from pdmux_ray.types import Load, NewRequest, SamplingParams, TokenEvent
 # 2  hello with a version, submissions with a deadline and each prompt once, errors with a class, counters once a second
 # 3  an instance's timeline can be asked for
 # 4  a load tells pages that transfers read or may write
-VERSION = 4
+# 5  a load tells what decodes and what is to be prefilled
+VERSION = 5
 
 Event: TypeAlias = Sequence[Any]
 PackedLoad: TypeAlias = Sequence[Any]
@@ -70,7 +71,8 @@ def is_last(event: Event) -> bool:
 
 def pack_load(load: Load) -> PackedLoad:
     figures = (load.running, load.waiting, load.free_pages, load.total_pages, load.steps, load.step_age_s)
-    return (*figures, load.leased_pages, load.quarantined_pages)
+    figures += (load.leased_pages, load.quarantined_pages)
+    return (*figures, load.decoding, load.decode_context_tokens, load.queued_prefill_tokens)
 
 
 def unpack_load(load: PackedLoad) -> Load:

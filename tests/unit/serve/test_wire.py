@@ -36,7 +36,7 @@ def test_everything_else_about_a_token_travels_too() -> None:
 
 
 def test_a_load_and_a_request_arrive_as_they_left() -> None:
-    load = Load(1, 2, 3, 4, 5, 0.5, 6, 7)
+    load = Load(1, 2, 3, 4, 5, 0.5, 6, 7, 8, 9, 10)
     assert wire.unpack_load(travel(wire.pack_load(load))) == load
     request = NewRequest("r", (1, 2), SamplingParams(max_tokens=5, stop_token_ids=(7,), temperature=0.5, logprobs=2))
     submission = travel(wire.pack_submission([request], left_s=2.5))
@@ -48,7 +48,7 @@ def test_who_changes_the_sampling_parameters_raises_the_version() -> None:
         *("max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop_token_ids", "ignore_eos"),
         *("repetition_penalty", "presence_penalty", "frequency_penalty", "logprobs"),
     }
-    assert (wire.VERSION, {field.name for field in fields(SamplingParams)}) == (4, names), (
+    assert (wire.VERSION, {field.name for field in fields(SamplingParams)}) == (5, names), (
         "the fields of SamplingParams travel by name: raise wire.VERSION, say there what changed, then change this test"
     )
 
