@@ -58,6 +58,7 @@ class RouteLimits:
     ttft_s: float  # objectives; infinite when there is none
     ttft_s_per_token: float
     itl_s: float
+    page_size: int  # tokens
     kv_bytes_per_token: int  # of all layers
     bandwidth: float  # of a transfer, bytes a second
 
