@@ -31,7 +31,7 @@ from pdmux_ray.bench.load.offer import Offer, Terms
 from pdmux_ray.bench.load.outcome import Outcome
 from pdmux_ray.bench.load.provenance import provenance
 from pdmux_ray.bench.load.session import Session
-from pdmux_ray.bench.settings import PEER, START_S, YARDSTICK, command, served, start_s
+from pdmux_ray.bench.settings import START_S, YARDSTICK, command, served, start_s
 from pdmux_ray.bench.timeline import Fetched
 from pdmux_ray.errors import PdmuxError
 from pdmux_ray.metrics.goodput import Slo
@@ -52,7 +52,7 @@ LEAST_RPS = grid.decisive(ATTAINMENT) / MOST_SECONDS  # at a lower rate one run 
 LEAST_PROBES = 2  # rates that a search tries, whatever the time
 MOST_RUNS = 3  # of a rate in one search
 USUAL_RUNS = 5  # of a search
-FIRST_GUESS = 0.35  # of what the yardstick carries
+FIRST_GUESS = 0.7  # of what the yardstick carries: a rate that is too high costs less time than one that is too low
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ class Shape:
     offer: Offer
     directory: Path
     rates: list[float] = field(default_factory=list)
-    guess: int = 0  # index of a rate that the next server may hold
+    guess: int = 0  # index of the rate at which each search begins
     sessions: dict[str, Session] = field(default_factory=dict)
 
 
@@ -228,8 +228,6 @@ class Study:
                 break
             search.note(index, holds(rate, until_s))
             tried += 1
-        if search.held is not None and name != PEER:
-            shape.guess = search.held
 
     def _names_left(self, name: str) -> Sequence[str]:
         """That are still to be started, this one aside."""

@@ -72,8 +72,9 @@ def test_a_search_finds_who_holds_the_grid_and_who_holds_nothing(tmp_path: Path,
     unclear = of_rates(shape.sessions["auto"])
     assert all(len(runs) == 1 for _, runs in first_runs)
     assert clear_at_once[0] == pytest.approx(dict(unclear)[rate][0], abs=1e-5)  # all servers get the same
-    assert len(unclear[0][1]) == MOST_RUNS
-    assert len({tuple(run) for run in unclear[0][1]}) == MOST_RUNS  # each with requests of its own
+    again = unclear[0][1]
+    assert 1 < len(again) <= MOST_RUNS
+    assert len({tuple(run) for run in again}) == len(again)  # each with requests of its own
     assert compare_peer.conclude_all(tmp_path, searched) is False  # nobody told how good the predictions were
     tables = (tmp_path / "tables.md").read_text()
     assert "split, the best fixed mode | at least" in tables
