@@ -163,6 +163,9 @@ class NewRequest:
     # are any; after that the prompt is prefilled here.
     prefill_peers: tuple[str, ...] = ()
     fetch_deadline_s: float | None = None
+    # Of a request that another instance had before: the tokens that it made, maybe none. It goes on after them, and is not
+    # refused because others wait: it has waited once.
+    generated: tuple[int, ...] | None = None
 
 
 @dataclass(slots=True)

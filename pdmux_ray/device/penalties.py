@@ -20,9 +20,10 @@ def penalised(params: SamplingParams) -> bool:
 
 
 class _Counts:
-    """Distinct tokens of one request and how often each was generated."""
+    """Distinct tokens of one sequence and how often each was generated."""
 
-    def __init__(self) -> None:
+    def __init__(self, sequence: SequenceView) -> None:
+        self.sequence = sequence
         self.seen_tokens = 0
         self.last_step = 0
         self._index: dict[int, int] = {}
@@ -46,10 +47,10 @@ class _Counts:
 
 
 class Penalties:
-    """Keeps counts by request id, never the request; a request id is never used for two requests at the same time."""
+    """Keeps counts of a sequence as long as it grows; what is not the same object, or has not grown, is counted anew."""
 
     def __init__(self) -> None:
-        self._counts: dict[str, _Counts] = {}
+        self._counts: dict[str, _Counts] = {}  # by request id
         self._step = 0
 
     def apply(self, rows: list[tuple[Tensor, SequenceView]]) -> None:
@@ -62,8 +63,8 @@ class Penalties:
 
     def _count(self, sequence: SequenceView) -> _Counts:
         counts, tokens = self._counts.get(sequence.request_id), sequence.tokens
-        if counts is None or counts.seen_tokens >= len(tokens):
-            counts = self._counts[sequence.request_id] = _Counts()
+        if counts is None or counts.sequence is not sequence or counts.seen_tokens >= len(tokens):
+            counts = self._counts[sequence.request_id] = _Counts(sequence)
         counts.last_step = self._step
         if counts.seen_tokens < sequence.prompt_tokens:
             counts.add(list(tokens[: sequence.prompt_tokens]), generated=False)

@@ -121,7 +121,7 @@ class Engine:
             page_size=self._pool.page_size,
             prefix_cache=self.limits.prefix_cache,
             now=now,
-            ttft_s=self.limits.ttft_objective.of(len(new.prompt)),
+            ttft_s=self.limits.ttft_objective.of(len(new.prompt) + len(new.generated or ())),
         )
         self._loop.submit(lambda: self._admit(request))
 
@@ -218,26 +218,29 @@ class Engine:
             raise InstanceUnavailableError(f"This instance takes no requests: {problem}.")
         if self._loop.is_live(request.request_id):
             raise RequestError(f"Request id {request.request_id!r} is in use. Choose another one.", param="request_id")
-        waiting = self._loop.waiting
-        if waiting >= self.limits.max_waiting:
-            raise QueueFullError(waiting, self.counters.retry_after_s(waiting))
-        if self._admitter is not None and not request.exported and not request.peers:
-            self._admitter.check(request, self._loop.enqueued, self._clock.now())
+        if not request.resumed:
+            waiting = self._loop.waiting
+            if waiting >= self.limits.max_waiting:
+                raise QueueFullError(waiting, self.counters.retry_after_s(waiting))
+            if self._admitter is not None and not request.exported and not request.peers:
+                self._admitter.check(request, self._loop.enqueued, self._clock.now())
         self._arrivals += 1
         request.arrival = self._arrivals
         return request
 
     def _check(self, new: NewRequest) -> None:
-        prompt, vocab_size = new.prompt, self.limits.vocab_size
+        prompt, generated, vocab_size = new.prompt, new.generated or (), self.limits.vocab_size
         if new.prefill_peers and not self._has_port:
             raise RequestError("This instance is not linked to others, so it cannot fetch KV from any. Name no prefill peers.")
         if new.prefill_peers and new.fetch_deadline_s is None:
             raise RequestError("A request with prefill peers needs a deadline for the fetch. Set fetch_deadline_s.")
         if not prompt:
             raise RequestError("The prompt is empty. Give at least one token.", param="prompt")
-        if len(prompt) >= self.limits.context_length:
-            raise ContextLengthError(len(prompt), self.limits.context_length)
-        for param, ids in (("prompt", prompt), ("stop_token_ids", new.params.stop_token_ids)):
+        if len(prompt) + len(generated) >= self.limits.context_length:
+            raise ContextLengthError(len(prompt) + len(generated), self.limits.context_length)
+        if len(generated) >= new.params.max_tokens:
+            raise RequestError(f"{len(generated)} tokens of {new.params.max_tokens} are there already: nothing is left to do.")
+        for param, ids in (("prompt", prompt), ("generated", generated), ("stop_token_ids", new.params.stop_token_ids)):
             if ids and (min(ids) < 0 or max(ids) >= vocab_size):
                 wrong = next(token for token in ids if not 0 <= token < vocab_size)
                 raise RequestError(

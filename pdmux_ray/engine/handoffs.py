@@ -170,8 +170,8 @@ class Handoffs:
             request.peers.clear()
 
     def _fetch(self, request: Request, pool: PagePool) -> None:
-        size, start, stop = pool.page_size, request.computed_tokens, request.prompt_tokens - 1
-        request.pages.extend(pool.take(-(-request.prompt_tokens // size) - len(request.pages)))
+        size, start, stop = pool.page_size, request.computed_tokens, request.known_tokens - 1
+        request.pages.extend(pool.take(-(-request.known_tokens // size) - len(request.pages)))
         pages = tuple(request.pages[start // size : -(-stop // size)])
         pool.expose(pages)
         handoff = request.handoff = HandoffId(self._port.epoch, next(self._serials))
@@ -187,7 +187,7 @@ class Handoffs:
         request = self._fetching.pop(event.handoff, None)
         if request is None:  # it has ended meanwhile
             return
-        if event.tokens != range(request.computed_tokens, request.prompt_tokens - 1):
+        if event.tokens != range(request.computed_tokens, request.known_tokens - 1):
             raise IntegrityError(f"{event} is not what was missing of request {request.request_id}")
         scheduler.land(request, len(event.tokens), now)
 

@@ -28,6 +28,7 @@ class Request:
         "deadline_s",
         "exported",
         "fetch_deadline_s",
+        "given_tokens",
         "handoff",
         "history",
         "limit_tokens",
@@ -39,6 +40,7 @@ class Request:
         "prompt_tokens",
         "received_tokens",
         "request_id",
+        "resumed",
         "sink",
         "stop_after_tokens",
         "stop_ids",
@@ -66,8 +68,10 @@ class Request:
         self.arrival = -1  # given when it is enqueued
         self.deadline_s = new.deadline_s
         self.ttft_deadline_s = now + ttft_s
-        self.tokens = list(new.prompt)
+        self.tokens = [*new.prompt, *(new.generated or ())]
         self.prompt_tokens = len(new.prompt)
+        self.given_tokens = len(self.tokens)  # known when it came: those of another instance are among them
+        self.resumed = new.generated is not None
         self.computed_tokens = 0
         self.pages: list[int] = []
         self.cached_tokens = 0  # prompt tokens that its first start found in the prefix cache

@@ -131,13 +131,13 @@ class Scheduler:
         self.transferring.put(request)
 
     def land(self, request: Request, tokens: int, now: float) -> None:
-        """So many tokens have come: all of its prompt but the last is there, as if from the prefix cache, and it can decode."""
+        """So many tokens have come: all known ones but the last are there, as if from the prefix cache, and it can decode."""
         self.transferring.remove(request)
         request.move(Phase.DECODE, now)
         self.decoding.put(request)
         request.peers.clear()
         request.received_tokens = tokens
-        request.computed_tokens = request.prompt_tokens - 1
+        request.computed_tokens = request.known_tokens - 1
         if request.computed_tokens >= request.next_publish_tokens:
             request.publish(self.pool)
 
@@ -268,7 +268,7 @@ class Scheduler:
             request.publish(self.pool)
         tokens.append(token)
         event = TokenEvent(request.request_id, token, logprob)
-        if computed == request.prompt_tokens:
+        if computed == request.given_tokens:
             event.cached_tokens = request.cached_tokens
             request.ttft_deadline_s = math.inf
             if request.received_tokens:
@@ -282,7 +282,7 @@ class Scheduler:
     def _end_early(self, request: Request, event: TokenEvent, now: float) -> None:
         """Ends it with an event that has no token."""
         assert event.finish is not None
-        if request.generated_tokens == 0:
+        if request.known_tokens == request.given_tokens:
             event.cached_tokens = request.cached_tokens
         self._end(request, Phase.FAILED if event.finish is FinishReason.ERROR else Phase.DONE, event.finish, now)
         if not request.exported:

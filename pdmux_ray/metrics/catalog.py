@@ -36,6 +36,15 @@ class Outcome(Enum):
     DISCONNECTED = "disconnected"  # its client went away first
 
 
+class Resumption(Enum):
+    """What became of an answer whose instance went away."""
+
+    RESUMED = "resumed"  # another instance goes on with it
+    NO_INSTANCE = "no_instance"  # no other can take requests
+    TRIED_ENOUGH = "tried_enough"  # several were lost with it, one after the other
+    REFUSED = "refused"  # another has refused it, or its time or its client has gone
+
+
 Loads: TypeAlias = Callable[[], Mapping[str, Load]]
 Figures: TypeAlias = Callable[[], Mapping[str, Mapping[str, float | Mapping[str, int]]]]
 
@@ -52,6 +61,7 @@ class GatewayMetrics:
         self._gateway_id = gateway_id
         self._requests = self._counter("pdmux_requests", "Completion requests by how they ended.", ("endpoint", "outcome"))
         self._routed = self._counter("pdmux_routed_requests", "Requests sent to an instance, by routing reason.", ("reason",))
+        self._resumed = self._counter("pdmux_resumed_requests", "Requests whose instance went away, by outcome.", ("outcome",))
         self.prompt_tokens = self._counter("pdmux_prompt_tokens", "Prompt tokens of accepted requests.").labels(gateway_id)
         self.cached_tokens = self._counter("pdmux_cached_prompt_tokens", "Prompt tokens found in a prefix cache.").labels(
             gateway_id
@@ -73,6 +83,9 @@ class GatewayMetrics:
 
     def routed(self, reason: str) -> None:
         self._routed.labels(self._gateway_id, reason).inc()
+
+    def resumed(self, outcome: Resumption) -> None:
+        self._resumed.labels(self._gateway_id, outcome.value).inc()
 
     def exposition(self) -> bytes:
         """Prometheus text format."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
-from pdmux_ray.errors import DeadlineError, InstanceUnavailableError, RequestError
+from pdmux_ray.errors import DeadlineError, InstanceUnavailableError
 from pdmux_ray.metrics.catalog import GatewayMetrics, Outcome
 from pdmux_ray.metrics.lifeline import Lifeline
 from pdmux_ray.serve import sse
@@ -21,16 +21,10 @@ from pdmux_ray.types import FinishReason
 
 PATIENCE_S = 1.0
 INLINE_LOGPROBS = 2000  # an answer with more of them is written in a thread; these take a few milliseconds
-MAX_TAKEN = 256  # events that are handled without a turn for others
-MAX_BACKLOG = 10_000  # events of one answer that wait for its client to read
 
 _ABORT = FinishReason.ABORT.value
 
 log = logging.getLogger("ray.serve")
-
-
-class UnreadAnswerError(RequestError):
-    """The client does not read its answer."""
 
 
 class Update(NamedTuple):
@@ -43,52 +37,28 @@ class Update(NamedTuple):
     tokens: int  # of the choice so far
 
 
-class Mailbox:
-    """Events of one HTTP request, from the link that reads them to the handler that waits for them."""
+class Requests(Protocol):
+    """`pdmux_ray.serve.dispatch.Dispatch`, as far as it is needed here: the engine requests of one answer, by choice index."""
 
-    def __init__(self, on_overflow: Callable[[], None]) -> None:
-        """`on_overflow` is called when the handler has not come for `MAX_BACKLOG` events; the mailbox has failed then."""
-        self._events: list[tuple[int, Event]] = []  # (choice index, event)
-        self._error: Exception | None = None
-        self._waiter: asyncio.Future[None] | None = None
-        self._on_overflow = on_overflow
-
-    def put(self, index: int, event: Event) -> None:
-        """Once it has failed, nothing is kept any more."""
-        if self._error is not None:
-            return
-        if len(self._events) >= MAX_BACKLOG:
-            self._events.clear()
-            self.fail(UnreadAnswerError(f"The answer is ended: {MAX_BACKLOG} pieces of it were not read. Read it as it comes."))
-            self._on_overflow()
-            return
-        self._events.append((index, event))
-        self._wake()
-
-    def fail(self, error: Exception) -> None:
-        """What has arrived is still delivered first."""
-        self._error = self._error or error
-        self._wake()
+    async def start(self, deadline_s: float) -> None:
+        """Waits until an instance has them. Raises what they are refused with; TimeoutError when no word comes."""
 
     async def take(self) -> list[tuple[int, Event]]:
-        """What is new, from one event to `MAX_TAKEN`. Raises what it failed with."""
-        while not self._events:
-            if self._error is not None:
-                raise self._error
-            self._waiter = asyncio.get_running_loop().create_future()  # cheaper than an asyncio.Event, once per token
-            await self._waiter
-        if len(self._events) <= MAX_TAKEN:
-            events, self._events = self._events, []
-            return events
-        await asyncio.sleep(0)  # a client that reads again must not hold up the others
-        events = self._events[:MAX_TAKEN]
-        del self._events[:MAX_TAKEN]
-        return events or await self.take()  # it may have overflowed in between
+        """Waits for events, one at least. Raises InstanceUnavailableError when no instance is left; TimeoutError as above."""
 
-    def _wake(self) -> None:
-        waiter, self._waiter = self._waiter, None
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
+    def lost(self, error: InstanceUnavailableError) -> None:
+        """The instance has given a request up that is not finished."""
+
+    def fail(self, error: Exception) -> None:
+        """`take` raises it after what has arrived."""
+
+    def ended(self, index: int) -> None:
+        """The engine has ended this one."""
+
+    def leave(self, index: int) -> None:
+        """Ends one that may still run."""
+
+    def leave_all(self) -> None: ...
 
 
 class Answer:
@@ -102,22 +72,19 @@ class Answer:
         self,
         endpoint: str,
         choices: Sequence[Choice],
+        requests: Requests,
         *,
         arrived_s: float,
         timeout_s: float,
         metrics: GatewayMetrics,
-        leave: Callable[[list[str]], None],
     ) -> None:
-        """`leave(request ids)` ends engine requests that this answer needs no longer."""
         self.choices = choices
-        self.mailbox = Mailbox(self._end_requests)
+        self._requests = requests
         self._endpoint = endpoint
         self._prompt_tokens = sum(choice.prompt_tokens for choice in choices if choice.first_of_prompt)
         self._metrics = metrics
-        self._leave = leave
         self._lifelines = [Lifeline(arrived_s) for _ in choices]  # on `time.monotonic`
         self._open = len(choices)  # choices without an end
-        self._running: set[str] = set()  # request ids, in the engine's view
         self._error: BaseException | None = None
         self._closed = False
         self._timeout_s = timeout_s
@@ -128,31 +95,28 @@ class Answer:
         metrics.open_requests.inc()
 
     @property
-    def left_s(self) -> float:
-        return self.deadline_s - asyncio.get_running_loop().time()
-
-    @property
     def finished(self) -> bool:
         return not self._open
 
-    async def start(self, submit: Awaitable[None]) -> None:
-        """Waits until the engine has the requests. Raises what it refuses them with."""
+    async def start(self) -> None:
+        """Waits until an engine has the requests. Raises what it refuses them with."""
         try:
-            async with asyncio.timeout_at(self.deadline_s + PATIENCE_S):
-                await submit
+            await self._requests.start(self.deadline_s)
         except TimeoutError:
             self._error = self._too_late()
             raise self._error from None
         except BaseException as error:
             self._error = error
             raise
-        self._running.update(choice.request_id for choice in self.choices)
         self._metrics.prompt_tokens.inc(self._prompt_tokens)
 
     async def next(self) -> list[Update]:
         """Waits for news. Raises PdmuxError when the request cannot be completed."""
         try:
-            return self._take(await self.mailbox.take())
+            return self._take(await self._requests.take())
+        except TimeoutError:
+            self._error = self._too_late()
+            raise self._error from None
         except BaseException as error:
             self._error = error
             raise
@@ -211,7 +175,7 @@ class Answer:
             return
         self._closed = True
         self._timer.cancel()
-        self._end_requests()
+        self._requests.leave_all()
         metrics = self._metrics
         metrics.open_requests.dec()
         metrics.generated_tokens.inc(sum(choice.completion_tokens for choice in self.choices))
@@ -231,8 +195,8 @@ class Answer:
             choice = self.choices[index]
             if choice.finish is not None:
                 continue
-            if len(event) > 2:
-                self._check_end(choice, event)
+            if len(event) > 2 and self._given_up(index, event):
+                continue
             if event[1] is not None:
                 self._observe(index, now_s)
             text = choice.take(event)
@@ -242,20 +206,27 @@ class Answer:
                 self._lifelines[index].complete(now_s, str(choice.finish))
             logprobs = choice.take_logprobs() if choice.logprobs and (text or ended) else ()
             updates.append(Update(choice, text, logprobs, ended, choice.completion_tokens))
-            if ended and choice.request_id in self._running:  # by a stop string, which the engine does not know of
-                self._running.discard(choice.request_id)
-                self._leave([choice.request_id])
+            if ended:
+                self._requests.leave(index)  # which still runs when a stop string ended it: the engine does not know of those
         return updates
 
-    def _check_end(self, choice: Choice, event: Event) -> None:
-        _, _, _, finish, error, _ = event
+    def _given_up(self, index: int, event: Event) -> bool:
+        """Whether the event ends a request that another instance may go on with. Raises what it failed with otherwise."""
+        _, _, _, finish, packed, _ = event
         if finish is None:
-            return
-        self._running.discard(choice.request_id)
-        if error is not None:
-            raise unpack_error(error)
-        if finish == _ABORT:
-            raise InstanceUnavailableError("The instance gave this request up. Send it again.")
+            return False
+        self._requests.ended(index)
+        error: Exception | None = None
+        if packed is not None:
+            error = unpack_error(packed)
+        elif finish == _ABORT:
+            error = InstanceUnavailableError("The instance gave this request up. Send it again.")
+        if error is None:
+            return False
+        if not isinstance(error, InstanceUnavailableError):
+            raise error
+        self._requests.lost(error)
+        return True
 
     def _observe(self, index: int, now_s: float) -> None:
         lifeline = self._lifelines[index]
@@ -283,12 +254,8 @@ class Answer:
             lines.append(counted(line, choice.prompt_tokens, tokens) if counts else line)
         return lines
 
-    def _end_requests(self) -> None:
-        self._leave(list(self._running))
-        self._running.clear()
-
     def _expire(self) -> None:
-        self.mailbox.fail(self._too_late())
+        self._requests.fail(self._too_late())
 
     def _too_late(self) -> DeadlineError:
         return DeadlineError(f"The request was not finished within {self._timeout_s:g} s. Ask for fewer tokens.")

@@ -17,6 +17,7 @@ from pdmux_ray.config import GatewayConfig
 from pdmux_ray.errors import ContextLengthError, RequestError
 from pdmux_ray.metrics.catalog import GatewayMetrics
 from pdmux_ray.serve.answer import Answer, outcome
+from pdmux_ray.serve.dispatch import Dispatch
 from pdmux_ray.serve.generation import Choice, UsageAsked
 from pdmux_ray.serve.links import Link, Links
 from pdmux_ray.serve.openai import ChatRequest, CompletionRequest, parse
@@ -93,18 +94,18 @@ class Completions:
         answer = Answer(
             endpoint,
             choices,
+            Dispatch(choices, requests, link, self._links, self._metrics),
             arrived_s=arrived_s,
             timeout_s=self._config.request_timeout_s,
             metrics=self._metrics,
-            leave=link.abort,
         )
-        return await self._serve(job, link, requests, answer)
+        return await self._serve(job, answer)
 
-    async def _serve(self, job: Job, link: Link, requests: list[NewRequest], answer: Answer) -> Response:
+    async def _serve(self, job: Job, answer: Answer) -> Response:
         """The head of the answer waits for the first token, so that whatever goes wrong before it has a status of its own."""
         body, streams = job.body, False
         try:
-            await answer.start(link.submit(requests, answer.mailbox, answer.left_s))
+            await answer.start()
             updates = await answer.next()
             if not body.stream:
                 return Response(await answer.whole(job.reply, updates), media_type="application/json")
@@ -165,10 +166,9 @@ class Completions:
             max_tokens = _max_tokens(body.max_tokens_asked, job.default_max_tokens, len(prompt), link.context_length)
             tokens = tuple(prompt)
             for number, params in enumerate(body.sampling(max_tokens, link.vocab_size)):
-                request_id = next(self._request_ids)
-                requests.append(NewRequest(request_id, tokens, params))
+                requests.append(NewRequest(next(self._request_ids), tokens, params))
                 text = TextStream(self._tokenizer, tuple(body.stop), params.min_tokens)
-                choices.append(Choice(len(choices), request_id, text, len(prompt), first_of_prompt=number == 0))
+                choices.append(Choice(len(choices), text, len(prompt), first_of_prompt=number == 0))
         return requests, choices
 
 

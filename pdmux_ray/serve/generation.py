@@ -40,37 +40,39 @@ class Text(Protocol):
 
 
 class Choice:
-    """Owner: one HTTP request. `take` is called with the events of one engine request, in order, until `finish` is set.
+    """Owner: one HTTP request. `take` is called with the events of its engine requests, in order, until `finish` is set.
+
+    There is more than one when an instance is lost: the next request goes on after the tokens so far.
 
     A token that ends the answer by itself (end of sequence, a stop token id) counts but has no text and no log probability.
     """
 
-    __slots__ = (
-        *("_text", "cached_tokens", "completion_tokens", "finish", "first_of_prompt", "index", "logprobs", "prompt_tokens"),
-        "request_id",
-    )
+    __slots__ = ("_text", "cached_tokens", "finish", "first_of_prompt", "index", "logprobs", "prompt_tokens", "tokens")
 
-    def __init__(self, index: int, request_id: str, text: Text, prompt_tokens: int, first_of_prompt: bool = True) -> None:
+    def __init__(self, index: int, text: Text, prompt_tokens: int, first_of_prompt: bool = True) -> None:
         self.index = index
         self.prompt_tokens = prompt_tokens  # of its prompt, whose other choices have them, too
         self.first_of_prompt = first_of_prompt  # its prompt and cached tokens count; the others hit what it cached
-        self.request_id = request_id
-        self.completion_tokens = 0
+        self.tokens: list[int] = []  # ids, as they came: all that another instance needs to go on
         self.cached_tokens = 0
         self.finish: str | None = None  # set once, by the event or the stop string that ended it
         self.logprobs: list[LogprobEntry] = []  # not yet fetched by take_logprobs
         self._text = text
+
+    @property
+    def completion_tokens(self) -> int:
+        return len(self.tokens)
 
     def take(self, event: Event) -> str:
         """The text that may be shown now. Sets `finish`."""
         if len(event) == 2:
             return self._push(event[1])
         _, token, logprobs, finish, _, cached_tokens = event
-        if cached_tokens is not None:
+        if cached_tokens is not None and not self.tokens:  # else it is of an instance that goes on
             self.cached_tokens = cached_tokens
         shown = ""
         if token is not None and finish == _STOP:
-            self.completion_tokens += 1
+            self.tokens.append(token)
         elif token is not None:
             if logprobs is not None:
                 self.logprobs.append(_finite(token, logprobs[0], logprobs[1], self._text.chars))
@@ -85,7 +87,7 @@ class Choice:
         return entries
 
     def _push(self, token: int) -> str:
-        self.completion_tokens += 1
+        self.tokens.append(token)
         shown = self._text.push(token)
         if self._text.stopped:
             self.finish = _STOP

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -18,8 +18,8 @@ from pdmux_ray.policy.decisions import RouteChoice, Unfit
 from pdmux_ray.policy.routing import FitnessLimits, choose_instance, unfit
 from pdmux_ray.policy.views import InstanceView
 from pdmux_ray.serve import wire
-from pdmux_ray.serve.answer import Mailbox
 from pdmux_ray.serve.channel import Line
+from pdmux_ray.serve.mailbox import Mailbox
 from pdmux_ray.types import Load, NewRequest
 
 SILENCE_S = 5.0  # an instance that sends nothing for so long (heartbeats come every second) is not given requests
@@ -99,13 +99,14 @@ class Link:
                 return "it is leaving"
         return None
 
-    async def submit(self, requests: Sequence[NewRequest], mailbox: Mailbox, left_s: float) -> None:
-        """All or none; the engine ends them after `left_s`. Raises what it refuses with, or InstanceUnavailableError."""
-        ids = [request.request_id for request in requests]
-        self._mailboxes.update((request_id, (mailbox, index)) for index, request_id in enumerate(ids))
+    async def submit(self, requests: Mapping[int, NewRequest], mailbox: Mailbox, left_s: float) -> None:
+        """Requests by choice index: all or none; the engine ends them after `left_s`. Raises what it refuses with, or
+        InstanceUnavailableError."""
+        ids = [request.request_id for request in requests.values()]
+        self._mailboxes.update((request.request_id, (mailbox, index)) for index, request in requests.items())
         self.on_their_way += len(ids)
         try:
-            refusal = await self.line.submit(wire.pack_submission(requests, left_s))
+            refusal = await self.line.submit(wire.pack_submission(list(requests.values()), left_s))
             if refusal is not None:
                 raise wire.unpack_refusal(refusal)
         except BaseException:
@@ -122,12 +123,12 @@ class Link:
             self.line.abort(request_ids)
 
     def fail(self) -> int:
-        """The line is down for good. How many requests that ends."""
-        failed = len(self._mailboxes)
+        """The line is down for good. How many requests were on it."""
+        lost = len(self._mailboxes)
         for mailbox, _ in self._mailboxes.values():
             mailbox.fail(InstanceUnavailableError("The instance that served this request went away. Send it again."))
         self._mailboxes.clear()
-        return failed
+        return lost
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,9 +182,10 @@ class Links:
         """Whether `choose` finds an instance now."""
         return any(unfit(link.view(), self._limits) is None for link in self.by_id.values())
 
-    def choose(self) -> tuple[Link, RouteChoice]:
-        """Raises InstanceUnavailableError that says what is wrong with each instance."""
-        choice = choose_instance([link.view() for link in self.by_id.values()], self._limits, self._rng)
+    def choose(self, avoid: Collection[str] = ()) -> tuple[Link, RouteChoice]:
+        """`avoid`: instances that are not to be chosen. Raises InstanceUnavailableError that says what is wrong with each."""
+        views = [link.view() for link in self.by_id.values() if link.instance_id not in avoid]
+        choice = choose_instance(views, self._limits, self._rng)
         if choice.instance_id is None:
             raise InstanceUnavailableError(f"No instance can take requests now ({self._summary()}). Try again soon.")
         return self.by_id[choice.instance_id], choice
@@ -232,7 +234,7 @@ class Links:
         if last is not None and now_s - link.since_s > MAX_RETRY_S:
             last = None
         if failed or last is None or last.why != why:
-            log.warning("The line to instance %s is lost (%s); %d requests fail.", link.instance_id, why, failed)
+            log.warning("The line to instance %s is lost (%s), and %d requests with it.", link.instance_id, why, failed)
         retry_s = min(2 * last.retry_s, MAX_RETRY_S) if last is not None else MIN_RETRY_S
         recent = {key: failure for key, failure in self._failures.items() if now_s < failure.again_s + 2 * MAX_RETRY_S}
         self._failures = recent | {link.instance_id: _Failure(why, retry_s, now_s + retry_s)}

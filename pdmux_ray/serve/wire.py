@@ -4,8 +4,10 @@ load        the fields of `types.Load`, in order
 event       `(request_id, token)` in the common case, else `(request_id, token, logprobs, finish, error, cached_tokens)` as in
             `types.TokenEvent`, where logprobs is `(logprob, ((token id, logprob), ...))`, finish a `FinishReason` value and
             error `(class name, message)`
-submission  `{"left_s": seconds until the deadline, "prompts": [[token ids, [[request_id, sampling params], ...]], ...]}`: each
-            distinct prompt once. Seconds left, because the two ends' clocks have nothing in common.
+submission  `{"left_s": seconds until the deadline,
+            "prompts": [[token ids, [[request_id, sampling params, generated], ...]], ...]}`: each distinct prompt once;
+            generated are the tokens that another instance has made, or null. Seconds left, because the two ends' clocks have
+            nothing in common.
 figures     `engine.counters.Counters.figures()`, and `latency.correction.Figures.exported()` where a profile is used
 refusal     `(class name, message, attributes)` of the error
 timeline    `{"now_s": the engine's clock, "units": of its device, "records": of `engine.timeline`, a page of them,
@@ -34,7 +36,8 @@ from pdmux_ray.types import Load, NewRequest, SamplingParams, TokenEvent
 # 3  an instance's timeline can be asked for
 # 4  a load tells pages that transfers read or may write
 # 5  a load tells what decodes and what is to be prefilled
-VERSION = 5
+# 6  a request may go on after tokens that another instance has made
+VERSION = 6
 
 Event: TypeAlias = Sequence[Any]
 PackedLoad: TypeAlias = Sequence[Any]
@@ -94,7 +97,7 @@ def pack_submission(requests: Sequence[NewRequest], left_s: float) -> Submission
     prompts: dict[tuple[int, ...], list[Any]] = {}
     for request in requests:
         prompts.setdefault(request.prompt, []).append(
-            (request.request_id, {name: getattr(request.params, name) for name in _PARAMS})
+            (request.request_id, {name: getattr(request.params, name) for name in _PARAMS}, request.generated)
         )
     return {"left_s": left_s, "prompts": list(prompts.items())}
 
@@ -105,14 +108,15 @@ def unpack_submission(submission: Submission, sink: str, now_s: float) -> list[N
     requests = []
     for tokens, asks in submission["prompts"]:
         prompt = tuple(tokens)
-        for request_id, packed in asks:
+        for request_id, packed, generated in asks:
             params = SamplingParams(**packed | {"stop_token_ids": tuple(packed["stop_token_ids"])})
-            requests.append(NewRequest(request_id, prompt, params, sink, deadline_s))
+            made = None if generated is None else tuple(generated)
+            requests.append(NewRequest(request_id, prompt, params, sink, deadline_s, generated=made))
     return requests
 
 
 def request_ids(submission: Submission) -> list[str]:
-    return [request_id for _, asks in submission["prompts"] for request_id, _ in asks]
+    return [request_id for _, asks in submission["prompts"] for request_id, *_ in asks]
 
 
 def pack_refusal(error: PdmuxError) -> Refusal:

@@ -12,33 +12,50 @@ import pytest
 
 from pdmux_ray.errors import DeadlineError, InstanceUnavailableError, PdmuxError
 from pdmux_ray.serve import answer as answers
+from pdmux_ray.serve import mailbox as mailboxes
 from pdmux_ray.serve.answer import Answer
 from pdmux_ray.serve.generation import Choice, UsageAsked
+from pdmux_ray.serve.mailbox import Mailbox, UnreadAnswerError
 from pdmux_ray.serve.replies import ChatReply
 from pdmux_ray.serve.sse import EventStream
 from tests.unit.serve.fakes import Letters, LetterText, metrics
 
 
 class Desk:
-    """An answer of n choices, and what it has told the engine to end."""
+    """An answer of n choices, and its engine requests on an instance that takes them at once: what has been told to end."""
 
     def __init__(self, choices: int = 1, timeout_s: float = 60.0) -> None:
         self.left: list[str] = []
         self.metrics = metrics()
+        self.mailbox = Mailbox(self.leave_all)
+        self._running = set(range(choices))
         self.answer = Answer(
             "chat",
-            [Choice(index, f"r{index}", LetterText(), 3, first_of_prompt=index == 0) for index in range(choices)],
+            [Choice(index, LetterText(), 3, first_of_prompt=index == 0) for index in range(choices)],
+            self,
             arrived_s=time.monotonic(),
             timeout_s=timeout_s,
             metrics=self.metrics,
-            leave=self.left.extend,
         )
+        self.take, self.fail, self.lost = self.mailbox.take, self.mailbox.fail, self.mailbox.fail
 
-    async def start(self) -> Answer:
-        async def accepted() -> None:
-            return None
+    async def start(self, deadline_s: float) -> None:
+        pass
 
-        await self.answer.start(accepted())
+    def ended(self, index: int) -> None:
+        self._running.discard(index)
+
+    def leave(self, index: int) -> None:
+        if index in self._running:
+            self._running.remove(index)
+            self.left.append(f"r{index}")
+
+    def leave_all(self) -> None:
+        for index in list(self._running):
+            self.leave(index)
+
+    async def started(self) -> Answer:
+        await self.answer.start()
         return self.answer
 
     def say(self, index: int, text: str, finish: str | None = None) -> None:
@@ -46,11 +63,11 @@ class Desk:
         for position, char in enumerate(text):
             last = finish is not None and position == len(text) - 1
             event: Sequence[Any] = (f"r{index}", ord(char), None, finish, None, None) if last else (f"r{index}", ord(char))
-            self.answer.mailbox.put(index, event)
+            self.mailbox.put(index, event)
 
     async def event_stream(self) -> EventStream:
         """One token has come; nothing is sent yet."""
-        answer = await self.start()
+        answer = await self.started()
         self.say(0, "a")
         reply = ChatReply("id", "m", 1, stream=True, usage_asked=False, names=Letters())
         chunks = answer.chunks(reply, await answer.next(), UsageAsked.NONE)
@@ -58,7 +75,7 @@ class Desk:
 
     async def stream(self, usage_asked: UsageAsked = UsageAsked.LAST) -> list[Any]:
         """Every event of the stream, as JSON or the closing word."""
-        answer = await self.start()
+        answer = await self.started()
         reply = ChatReply("id", "m", 1, stream=True, usage_asked=True, names=Letters())
         raw = b"".join([chunk async for chunk in answer.chunks(reply, await answer.next(), usage_asked)])
         events = [line[6:] for line in raw.decode().split("\n\n") if line]
@@ -129,7 +146,7 @@ async def test_counts_change_nothing_else_in_a_chunk() -> None:
     for asked in (UsageAsked.LAST, UsageAsked.ALL):
         desk = Desk()
         for char in 'a"?':
-            desk.answer.mailbox.put(0, ("r0", ord(char), (-0.5, ()), None, None, None))
+            desk.mailbox.put(0, ("r0", ord(char), (-0.5, ()), None, None, None))
         desk.say(0, "null}", finish="length")
         streams.append(without_usage(await desk.stream(asked)))
     assert streams[0] == streams[1]
@@ -137,7 +154,7 @@ async def test_counts_change_nothing_else_in_a_chunk() -> None:
 
 async def test_tokens_that_arrive_together_are_one_gap(monkeypatch: pytest.MonkeyPatch) -> None:
     desk = Desk()
-    answer = await desk.start()
+    answer = await desk.started()
     begin_s = time.monotonic()
     monkeypatch.setattr(answers.time, "monotonic", lambda: begin_s + passed_s)
     for text, passed_s in (("ab", 0.4), ("c", 0.5), ("def", 0.8)):
@@ -154,7 +171,7 @@ async def test_tokens_that_arrive_together_are_one_gap(monkeypatch: pytest.Monke
 
 async def test_several_tokens_of_one_message_are_lines_of_their_own_in_one_chunk() -> None:
     desk = Desk()
-    answer = await desk.start()
+    answer = await desk.started()
     desk.say(0, "ab")
     reply = ChatReply("id", "m", 1, stream=True, usage_asked=False, names=Letters())
     chunks = answer.chunks(reply, await answer.next(), UsageAsked.NONE)
@@ -183,7 +200,7 @@ async def test_text_that_was_held_back_comes_with_the_end() -> None:
 async def test_an_error_after_streaming_began_is_an_event_without_done() -> None:
     desk = Desk()
     desk.say(0, "ab")
-    desk.answer.mailbox.fail(InstanceUnavailableError("It went away."))
+    desk.mailbox.fail(InstanceUnavailableError("It went away."))
     events = await desk.stream()
     assert texts(events) == "ab"
     assert events[-1] == {"error": {"message": "It went away.", "type": "server_error", "param": None, "code": "unavailable"}}
@@ -192,8 +209,8 @@ async def test_an_error_after_streaming_began_is_an_event_without_done() -> None
 
 async def test_an_engine_error_ends_the_whole_request() -> None:
     desk = Desk(choices=2)
-    answer = await desk.start()
-    answer.mailbox.put(0, ("r0", None, None, "error", ("IntegrityError", "out of luck"), None))
+    answer = await desk.started()
+    desk.mailbox.put(0, ("r0", None, None, "error", ("IntegrityError", "out of luck"), None))
     with pytest.raises(PdmuxError, match="out of luck"):
         await answer.next()
     answer.close()
@@ -202,8 +219,8 @@ async def test_an_engine_error_ends_the_whole_request() -> None:
 
 async def test_a_deadline_in_the_engine_is_a_deadline_here() -> None:
     desk = Desk()
-    answer = await desk.start()
-    answer.mailbox.put(0, ("r0", None, None, "error", ("DeadlineError", "after 3 tokens"), None))
+    answer = await desk.started()
+    desk.mailbox.put(0, ("r0", None, None, "error", ("DeadlineError", "after 3 tokens"), None))
     with pytest.raises(DeadlineError, match="after 3 tokens"):
         await answer.next()
     answer.close()
@@ -212,7 +229,7 @@ async def test_a_deadline_in_the_engine_is_a_deadline_here() -> None:
 async def test_a_request_that_runs_too_long_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(answers, "PATIENCE_S", 0.01)
     desk = Desk(timeout_s=0.01)
-    answer = await desk.start()
+    answer = await desk.started()
     with pytest.raises(DeadlineError):
         await answer.next()
     answer.close()
@@ -220,17 +237,21 @@ async def test_a_request_that_runs_too_long_is_ended(monkeypatch: pytest.MonkeyP
 
 
 async def test_a_submit_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answers, "PATIENCE_S", 0.01)
-    desk = Desk(timeout_s=0.01)
-    with pytest.raises(DeadlineError):
-        await desk.answer.start(asyncio.Event().wait())
+    desk = Desk()
+
+    async def hangs(deadline_s: float) -> None:
+        raise TimeoutError
+
+    monkeypatch.setattr(desk, "start", hangs)
+    with pytest.raises(DeadlineError, match="within 60 s"):
+        await desk.started()
     desk.answer.close()
     assert 'outcome="failed"} 1.0' in desk.metrics.exposition().decode()
 
 
 async def test_closing_again_counts_nothing_twice() -> None:
     desk = Desk()
-    answer = await desk.start()
+    answer = await desk.started()
     answer.close()
     answer.close()
     assert desk.left == ["r0"]
@@ -266,22 +287,22 @@ async def test_a_client_that_does_not_read_is_given_up(monkeypatch: pytest.Monke
 
 
 async def test_an_answer_that_nobody_reads_fails_and_ends_its_engine_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answers, "MAX_BACKLOG", 5)
+    monkeypatch.setattr(mailboxes, "MAX_BACKLOG", 5)
     desk = Desk()
-    answer = await desk.start()
+    answer = await desk.started()
     desk.say(0, "abcde")
     assert desk.left == []
     desk.say(0, "fgh")
     assert desk.left == ["r0"]
-    with pytest.raises(answers.UnreadAnswerError, match="Read it as it comes"):
+    with pytest.raises(UnreadAnswerError, match="Read it as it comes"):
         await answer.next()
     answer.close()
 
 
 async def test_a_backlog_is_handled_in_portions_between_which_others_have_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answers, "MAX_TAKEN", 2)
+    monkeypatch.setattr(mailboxes, "MAX_TAKEN", 2)
     desk = Desk()
-    answer = await desk.start()
+    answer = await desk.started()
     desk.say(0, "abcde")
     turns: list[str] = []
     asyncio.get_running_loop().call_soon(turns.append, "other")
@@ -303,8 +324,8 @@ async def test_a_large_answer_with_logprobs_is_written_in_a_thread(large: bool, 
             return super().token_text(token_id)
 
     desk = Desk()
-    answer = await desk.start()
-    answer.mailbox.put(0, ("r0", 97, (-0.5, ((98, -1.0),)), "length", None, None))
+    answer = await desk.started()
+    desk.mailbox.put(0, ("r0", 97, (-0.5, ((98, -1.0),)), "length", None, None))
     reply = ChatReply("id", "m", 1, stream=False, usage_asked=False, names=Noting())
     written = json.loads(await answer.whole(reply, await answer.next()))
     answer.close()
@@ -327,9 +348,9 @@ async def test_a_cancelled_stream_ends_its_engine_requests() -> None:
 
 async def test_logprobs_come_with_the_text_they_belong_to() -> None:
     desk = Desk()
-    answer = await desk.start()
+    answer = await desk.started()
     for char in "a?b":  # "?" is held back until "b"
-        answer.mailbox.put(0, ("r0", ord(char), (-0.5, ()), None, None, None))
+        desk.mailbox.put(0, ("r0", ord(char), (-0.5, ()), None, None, None))
     updates = await answer.next()
     assert [(update.text, [token for token, _, _, _ in update.logprobs]) for update in updates] == [
         ("a", [97]),
@@ -341,16 +362,16 @@ async def test_logprobs_come_with_the_text_they_belong_to() -> None:
 
 async def test_a_token_begins_where_the_text_before_it_ends_shown_or_not() -> None:
     desk = Desk()
-    answer = await desk.start()
+    answer = await desk.started()
     for char in "a?bc":
-        answer.mailbox.put(0, ("r0", ord(char), (-0.5, ()), None, None, None))
+        desk.mailbox.put(0, ("r0", ord(char), (-0.5, ()), None, None, None))
     assert [offset for update in await answer.next() for _, _, _, offset in update.logprobs] == [0, 1, 2, 3]
     answer.close()
 
 
 async def test_an_impossible_token_has_a_log_probability_that_json_can_carry() -> None:
     desk = Desk()
-    answer = await desk.start()
-    answer.mailbox.put(0, ("r0", 97, (float("-inf"), ((98, float("-inf")),)), "length", None, None))
+    answer = await desk.started()
+    desk.mailbox.put(0, ("r0", 97, (float("-inf"), ((98, float("-inf")),)), "length", None, None))
     assert [update.logprobs for update in await answer.next()] == [[(97, -9999.0, ((98, -9999.0),), 0)]]
     answer.close()

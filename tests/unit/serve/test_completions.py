@@ -12,8 +12,8 @@ from pdmux_ray.config import GatewayConfig
 from pdmux_ray.errors import RequestError
 from pdmux_ray.policy.decisions import RouteChoice, RouteReason
 from pdmux_ray.serve import wire
-from pdmux_ray.serve.answer import Mailbox
 from pdmux_ray.serve.completions import INLINE_BYTES, Completions, ModelCard
+from pdmux_ray.serve.mailbox import Mailbox
 from pdmux_ray.types import NewRequest
 from tests.unit.serve.fakes import Letters, metrics
 
@@ -50,9 +50,9 @@ class Link:
     def choose(self) -> tuple[Link, RouteChoice]:
         return self, RouteChoice("one", RouteReason.ONLY_ONE)
 
-    async def submit(self, requests: list[NewRequest], mailbox: Mailbox, left_s: float) -> None:
-        self.submissions.append(json.loads(json.dumps(wire.pack_submission(requests, left_s))))
-        for index, request in enumerate(requests):
+    async def submit(self, requests: dict[int, NewRequest], mailbox: Mailbox, left_s: float) -> None:
+        self.submissions.append(json.loads(json.dumps(wire.pack_submission(list(requests.values()), left_s))))
+        for index, request in requests.items():
             mailbox.put(index, (request.request_id, 0, None, "stop", None, 0))
 
     def abort(self, request_ids: list[str]) -> None:

@@ -100,7 +100,7 @@ async def test_an_instance_of_another_version_is_reported_once(
         fleet.add("newer", server.sockets[0].getsockname()[1], "token")
         await until(lambda: tries >= 3)
     assert [r.getMessage() for r in caplog.records if "speaks version" in r.getMessage()] == [
-        f"The line to instance newer is lost (this instance speaks version {wire.VERSION + 1}); 0 requests fail."
+        f"The line to instance newer is lost (this instance speaks version {wire.VERSION + 1}), and 0 requests with it."
     ]
 
 

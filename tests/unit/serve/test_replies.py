@@ -113,7 +113,7 @@ def test_of_tokens_with_the_same_name_the_best_counts() -> None:
 @pytest.mark.parametrize("make", [ChatReply, CompletionReply])
 def test_a_whole_answer_says_what_the_stream_says_however_it_is_sliced(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replies, "SLICE", 1)
-    choices = [Choice(index, f"r{index}", LetterText(), 3) for index in (0, 1)]
+    choices = [Choice(index, LetterText(), 3) for index in (0, 1)]
     choices[0].finish, choices[1].finish = "stop", "length"
     reply = make("id", "m", 7, stream=False, usage_asked=False, names=KeptNames(Letters()))
     document = json.loads(reply.whole(choices, ['a"b', "c"], [ENTRIES * 2, []], {"total_tokens": 3}))
