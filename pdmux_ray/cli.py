@@ -15,6 +15,7 @@ from pdmux_ray import __version__
 from pdmux_ray.bench.cli import add_bench, add_timeline, with_action
 from pdmux_ray.errors import ConfigError, PdmuxError
 from pdmux_ray.latency.command import add_profile
+from pdmux_ray.roles import add_role
 
 if TYPE_CHECKING:
     from pdmux_ray.config import AppConfig
@@ -57,6 +58,7 @@ def parser() -> argparse.ArgumentParser:
     add_bench(commands.add_parser("bench", help="offer load to servers, and tell their latencies and goodput"))
     add_timeline(commands.add_parser("timeline", help="what a server's lanes did lately: a trace, a picture"))
     add_profile(commands.add_parser("profile", help="measure how long steps take here, for policies that predict"))
+    add_role(commands.add_parser("role", help="list the instances of a running server, or give one another role"))
     config = commands.add_parser("config", help="look at config files").add_subparsers(required=True, metavar="ACTION")
     check = config.add_parser("check", help="check a Serve config file and print every value it leads to")
     check.add_argument("file", type=Path)

@@ -10,15 +10,16 @@ import difflib
 import os
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from pdmux_ray.errors import ConfigError
-from pdmux_ray.types import Mode
+from pdmux_ray.types import Mode, Role
 
 PositiveInt = Annotated[int, Field(gt=0)]
+NonNegativeInt = Annotated[int, Field(ge=0)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 IMPORT_PATH = "pdmux_ray.serve.app:build_app"
@@ -73,6 +74,28 @@ class MultiplexConfig(_Frozen):
     table: str | None = None  # policy sglang: a file in the published YAML format; None: its defaults
 
 
+class TransferConfig(_Frozen):
+    """KV from one instance to another, in an application with a topology. Times are patience, not how long a transfer takes."""
+
+    secret_env: str | None = None  # environment variable with the secret that all instances share; None: made at the start
+    checksum: bool = False  # of all that lands (KV in host memory only); for links that may lie
+    fetch_s: PositiveFloat = 30.0  # a request waits for its KV so long, then it is prefilled where it decodes
+    heartbeat_s: PositiveFloat = 0.25  # between two words of an instance to each peer
+    silence_s: PositiveFloat = 2.0  # a peer without a word for so long counts as frozen or cut off
+    accept_s: PositiveFloat = 1.0  # until a peer has said that it will prefill
+    lease_s: PositiveFloat = 5.0  # since a peer last said that it still works on a prefill
+    drain_s: PositiveFloat = 1.0  # for the writes of a transfer that was given up to end by themselves
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.silence_s < 2 * self.heartbeat_s:
+            raise ValueError(
+                f"silence_s ({self.silence_s:g}) is shorter than two heartbeats ({self.heartbeat_s:g} s each): every peer "
+                "would count as frozen. Raise silence_s or lower heartbeat_s"
+            )
+        return self
+
+
 class EngineConfig(_Frozen):
     """One instance: its device, its KV pool and how it makes up its steps."""
 
@@ -94,10 +117,20 @@ class EngineConfig(_Frozen):
     prefix_cache: bool = True
     stall_timeout_s: PositiveFloat = 60.0  # a step that takes longer makes the instance unhealthy
     fake: FakeConfig = FakeConfig()
+    transfer: TransferConfig = TransferConfig()
 
     @property
     def reads_weights(self) -> bool:
         return self.load == "weights" and self.device != "fake"
+
+
+class RoutingConfig(_Frozen):
+    """Where requests are prefilled, in an application with a topology."""
+
+    # predict: by predicted latency (engine.multiplex.profile); threshold: long ones elsewhere; local, remote: always
+    policy: Literal["predict", "threshold", "local", "remote"] = "predict"
+    threshold_tokens: PositiveInt = 512  # policy threshold: with so many left to prefill, or more
+    bandwidth: PositiveFloat = 1e9  # of a transfer, bytes a second, until enough has been moved to know it
 
 
 class GatewayConfig(_Frozen):
@@ -109,6 +142,26 @@ class GatewayConfig(_Frozen):
     request_timeout_s: PositiveFloat = 600.0  # from arrival to last token
     default_max_tokens: PositiveInt | None = None  # None: up to the context length for chat, 16 for completions
     discovery_period_s: PositiveFloat = 5.0  # how often the instances are listed (more often while there is none)
+    routing: RoutingConfig = RoutingConfig()
+
+
+class TopologyConfig(_Frozen):
+    """How many instances begin in each role. Roles may change while the server runs: `pdmux role`."""
+
+    prefill: NonNegativeInt = 0
+    mux: NonNegativeInt = 0
+    decode: NonNegativeInt = 0
+
+    @property
+    def roles(self) -> tuple[Role, ...]:
+        """Of the instances, in the order of their ranks."""
+        return (Role.PREFILL,) * self.prefill + (Role.MUX,) * self.mux + (Role.DECODE,) * self.decode
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if not self.mux + self.decode:
+            raise ValueError("no instance decodes: set mux or decode to 1 at least")
+        return self
 
 
 class AppConfig(_Frozen):
@@ -116,10 +169,23 @@ class AppConfig(_Frozen):
 
     model: str = "demo"  # "demo", a Hugging Face directory, or a hub id
     served_model_name: Annotated[str, Field(min_length=1)] | None = None  # None: the directory's or hub id's last part
-    instances: PositiveInt = 1
+    instances: PositiveInt = 1  # that do all of a request; for others see topology
+    topology: TopologyConfig | None = None  # instead of `instances`: roles, and KV that goes between instances over NIXL
+    cpus_per_instance: Annotated[float, Field(ge=0)] = 1.0  # that Ray sets aside for each; not how many it computes on
     gateways: PositiveInt = 1
     engine: EngineConfig = EngineConfig()
     gateway: GatewayConfig = GatewayConfig()
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.topology is not None and self.instances != 1:
+            raise ValueError("topology says how many instances there are: leave `instances` out")
+        return self
+
+    @property
+    def roles(self) -> tuple[Role, ...]:
+        """Of all instances, in the order of their ranks."""
+        return self.topology.roles if self.topology is not None else (Role.MUX,) * self.instances
 
     @property
     def model_name(self) -> str:
@@ -144,7 +210,8 @@ def _unknown_setting(where: Sequence[int | str]) -> str:
     *groups, key = where
     model: Any = AppConfig
     for group in groups:
-        model = model.model_fields[group].annotation
+        annotation = model.model_fields[group].annotation
+        model = next((kind for kind in get_args(annotation) if hasattr(kind, "model_fields")), annotation)
     return _no_such_key(key, model.model_fields)
 
 

@@ -1,7 +1,8 @@
 """A device without a model: time passes as configured, and the next token is a pure function of (seed, tokens so far).
 
 It keeps a "KV" of its own: the entry of a position is a hash over all tokens up to there, written into and read from pages as
-a real device would. So a page that is shared, evicted or handed out wrongly changes the tokens, as it would with a model.
+a real device would. So a page that is shared, evicted or handed out wrongly changes the tokens, as it would with a model. The
+entries lie in the pool as the last layer's values; the rest of it is zero, but travels to other instances as a model's would.
 
 Its lanes run at once, on any clock. What a job writes is garbage to everyone else from the launch of its first block until
 `collect_block` has returned for its last: who reads it too early, or is given its pages too early, gets other tokens.
@@ -11,7 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from mmap import mmap
 
+from kv_transfer.layout import KVLayout
 from pdmux_ray.clock import Clock
 from pdmux_ray.engine.runner import GiveUp, PrefillSlice, SequenceView, StepBatch, StepOutput, never
 from pdmux_ray.policy.fake_costs import FakeCosts
@@ -19,6 +22,7 @@ from pdmux_ray.policy.views import CostModel, Piece
 from pdmux_ray.types import SamplingParams, Split, TokenLogprobs
 
 _MASK = 2**61 - 1
+_ENTRY_BYTES = 8
 _LEAST_S = 1e-9  # a prediction is positive
 _BLOCK_S = 0.02  # how often a step with prefills asks whether to give up
 
@@ -115,10 +119,13 @@ class FakeRunner:
         self.splits = [Split(units - decode_units, decode_units) for decode_units in range(1, units)]
         self.costs: CostModel = costs or linear_costs(step_s, prefill_s_per_token, layers, units)
         self.block_s = 0.0
+        self.dtype = "int64"
+        self.layout = KVLayout(layers, pages, kv_heads=1, page_size=page_size, head_dim=1, dtype_bytes=_ENTRY_BYTES)
+        self.kv_memory = mmap(-1, self.layout.total_bytes)  # takes memory where it is written
+        self._kv = memoryview(self.kv_memory).cast("q")[-pages * page_size :]
         self._step_s = step_s
         self._prefill_s_per_token = prefill_s_per_token
         self._clock = clock
-        self._kv = [0] * (pages * page_size)
         self._output: StepOutput | None = None
         self._launched = False
         self._ready_at_s = 0.0

@@ -127,6 +127,12 @@ class LatencyHistogram(Collector):
 _LOAD_GAUGES: dict[str, tuple[str, Callable[[Load], float]]] = {
     "pdmux_instance_running_requests": ("Requests that hold pages.", lambda load: load.running),
     "pdmux_instance_waiting_requests": ("Requests that wait for pages.", lambda load: load.waiting),
+    "pdmux_instance_decoding_requests": ("Requests that decode.", lambda load: load.decoding),
+    "pdmux_instance_decode_context_tokens": ("Tokens of those.", lambda load: load.decode_context_tokens),
+    "pdmux_instance_queued_prefill_tokens": (
+        "Tokens to be prefilled here, of requests that wait or have begun.",
+        lambda load: load.queued_prefill_tokens,
+    ),
     "pdmux_instance_free_pages": ("KV pages that are free or evictable.", lambda load: load.free_pages),
     "pdmux_instance_pages": ("KV pages in all.", lambda load: load.total_pages),
     "pdmux_instance_leased_pages": (
@@ -180,6 +186,19 @@ _COUNTERS = {
     "pdmux_exports_total": "Prefills for other instances, by how they ended.",
     "pdmux_kv_received_tokens_total": "Tokens whose KV has landed here, complete and verified.",
     "pdmux_kv_used_tokens_total": "Received tokens from which a first token was made.",
+    "pdmux_kv_landed_bytes_total": "Bytes of KV that have landed here, complete and verified.",
+    "pdmux_kv_landing_seconds_total": "From asking for KV until it had landed, summed over what landed.",
+    "pdmux_kv_wasted_bytes_total": "Bytes of KV that came for transfers that were lost.",
+    "pdmux_kv_quarantines_total": "Transfers that were lost while the peer could still write: their pages were in quarantine.",
+    "pdmux_kv_quarantine_seconds_total": "Summed over quarantines that have ended.",
+    "pdmux_kv_unsent_total": "Prefills for others that did not get there whole, by why.",
+    "pdmux_kv_written_bytes_total": "Bytes of KV that were written to other instances.",
+    "pdmux_kv_written_seconds_total": "From the begin of such a write to its end, summed: several run at once.",
+    "pdmux_kv_writes_total": "Writes to other instances.",
+    "pdmux_kv_failed_writes_total": "Of these, those that failed.",
+    "pdmux_kv_fenced_total": "Messages and writes of peers that were refused, by why: stale, replayed or mismatched.",
+    "pdmux_kv_refused_peers_total": "Connections with instances that cannot be peers: other software, model or secret.",
+    "pdmux_kv_silent_peers_total": "Peers that were given up because they said nothing for too long.",
 }
 _BY = {
     "pdmux_steps_total": "reason",
@@ -190,8 +209,11 @@ _BY = {
     "pdmux_fetch_choices_total": "reason",
     "pdmux_fetches_total": "reason",
     "pdmux_exports_total": "reason",
+    "pdmux_kv_unsent_total": "reason",
+    "pdmux_kv_fenced_total": "reason",
 }
 _GAUGES = {
+    "pdmux_kv_peers": "Instances that this one is linked to, so that KV can go between them.",
     "pdmux_drifting_cells": "Kinds of work whose times have moved away from the profile: at 0 it fits.",
     "pdmux_correction_factor": "Measured over predicted by the profile, of the kind of work furthest from it.",
 }

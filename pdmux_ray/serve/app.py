@@ -3,16 +3,20 @@
 # No `from __future__ import annotations` here: Serve reads the builder's annotation to validate a config file's `args:`, and
 # does not resolve strings.
 
+import os
+import secrets
 import time
 
 from ray import serve
 from ray.serve.schema import LoggingConfig
 
 from pdmux_ray.config import AppConfig
+from pdmux_ray.errors import ConfigError
 from pdmux_ray.model.source import resolve
 from pdmux_ray.serve.completions import ModelCard
 from pdmux_ray.serve.gateway import Gateway
 from pdmux_ray.serve.instance import Instance
+from pdmux_ray.serve.router import RouterSettings
 
 # Serve's own limits stay out of the way: the engine's queue is the one that is full (429), and it knows why.
 MAX_ONGOING_REQUESTS = 10_000
@@ -32,15 +36,15 @@ def build_app(args: AppConfig) -> serve.Application:
     instances = serve.deployment(
         Instance,
         name="Instance",
-        num_replicas=args.instances,
+        num_replicas=len(args.roles),
         max_ongoing_requests=MAX_ONGOING_REQUESTS,
-        ray_actor_options={"num_cpus": 0 if args.engine.device == "fake" else 1},
+        ray_actor_options={"num_cpus": 0 if args.engine.device == "fake" else args.cpus_per_instance},
         logging_config=LoggingConfig(enable_access_log=False),  # a line per discovery round and gateway would say nothing
         health_check_period_s=10,
         health_check_timeout_s=30,
         graceful_shutdown_wait_loop_s=0.5,
         graceful_shutdown_timeout_s=drain_s + args.engine.stall_timeout_s + _SHUTDOWN_MARGIN_S,
-    ).bind(directory, args.engine, drain_s)
+    ).bind(directory, args.engine, drain_s, args.roles, _secret(args))
     return serve.deployment(
         Gateway,
         name="Gateway",
@@ -51,4 +55,20 @@ def build_app(args: AppConfig) -> serve.Application:
         health_check_timeout_s=30,
         graceful_shutdown_wait_loop_s=0.5,
         graceful_shutdown_timeout_s=drain_s + _SHUTDOWN_MARGIN_S,
-    ).bind(instances, card, args.gateway, args.engine.stall_timeout_s)
+    ).bind(instances, card, args.gateway, RouterSettings.of(args))
+
+
+def _secret(args: AppConfig) -> str | None:
+    """Of this application's instances, between which KV may go. One that is made here lives as long as the application."""
+    if args.topology is None:
+        return None
+    variable = args.engine.transfer.secret_env
+    if variable is None:
+        return secrets.token_urlsafe(32)
+    secret = os.environ.get(variable, "")
+    if not secret:
+        raise ConfigError(
+            f"engine.transfer.secret_env names {variable}, but that variable is empty where the application is built. Set it "
+            "in the environment in which Ray is started, on every node."
+        )
+    return secret

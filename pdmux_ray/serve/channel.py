@@ -7,9 +7,11 @@ dies closes the line. Serve still starts, lists, checks and replaces the instanc
 
 frame       4 bytes of length, big-endian, then JSON
 to the instance     ["hello", version, token, gateway_id]; then ["submit", number, submission], ["abort", request ids],
-                    ["timeline", number, first record, seconds back], ["ping"]
+                    ["timeline", number, first record, seconds back], ["role", number, role],
+                    ["peers", {instance id: address of its KV endpoint}], ["ping"]
 to the gateway      ["step", load, events], ["reply", number, refusal or null, load], ["leaving"], ["refused", why],
-                    ["timeline", number, page], ["figures", counters] once a second
+                    ["timeline", number, page], ["figures", counters] once a second, ["standing", standing] as often and at
+                    once when the role changes
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ import json
 import logging
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from pdmux_ray.errors import InstanceUnavailableError, RequestError
@@ -76,6 +78,14 @@ class Engine(Protocol):
     def figures(self) -> wire.Figures: ...
 
     def timeline(self, first: int, seconds: float) -> wire.TimelinePage: ...
+
+    def standing(self) -> wire.Standing: ...
+
+    def assume(self, role: str) -> wire.Refusal | None:
+        """Another role, from now on."""
+
+    def meet(self, peers: Mapping[str, str]) -> None:
+        """Instances to get KV from: id -> address."""
 
 
 class _Caller:
@@ -144,6 +154,7 @@ class Switchboard:
             sink = f"{await self._greeted(reader, writer)}/{next(self._numbers)}"
             caller = self._callers[sink] = _Caller(writer)
             caller.send(["step", self._engine.load(), []])
+            caller.send(["standing", self._engine.standing()])
             while True:
                 frame = await read(reader)
                 caller.heard_s = time.monotonic()
@@ -186,6 +197,14 @@ class Switchboard:
         elif frame[0] == "timeline":
             _, number, first, seconds = frame
             caller.send(["timeline", number, self._engine.timeline(first, seconds)])
+        elif frame[0] == "role":
+            _, number, role = frame
+            refusal = self._engine.assume(role)
+            for each in self._callers.values():
+                each.send(["standing", self._engine.standing()])
+            caller.send(["reply", number, refusal, self._engine.load()])
+        elif frame[0] == "peers":
+            self._engine.meet(frame[1])
 
     def _deliver(self, sink: str, events: list[wire.Event]) -> None:
         caller = self._callers.get(sink)
@@ -199,6 +218,7 @@ class Switchboard:
             for caller in self._callers.values():
                 caller.send(["step", self._engine.load(), []])
                 caller.send(["figures", self._engine.figures()])
+                caller.send(["standing", self._engine.standing()])
                 caller.hang_up_if_dead()
 
 
@@ -208,6 +228,8 @@ class Listener(Protocol):
     def on_step(self, load: wire.PackedLoad, events: Sequence[wire.Event]) -> None: ...
 
     def on_figures(self, figures: wire.Figures) -> None: ...
+
+    def on_standing(self, standing: wire.Standing) -> None: ...
 
     def on_leaving(self) -> None: ...
 
@@ -265,6 +287,17 @@ class Line:
         page: wire.TimelinePage = await self._ask("timeline", first, seconds)
         return page
 
+    async def assume(self, role: str) -> wire.Refusal | None:
+        """Gives the instance another role; when it returns, `on_standing` has told it. Raises InstanceUnavailableError when the
+        line is or goes down."""
+        refusal: wire.Refusal | None = await self._ask("role", role)
+        return refusal
+
+    def name_peers(self, peers: Mapping[str, str]) -> None:
+        """Instances to get KV from: id -> address. Never fails: an instance whose line is down is told when it is up."""
+        if self._writer is not None and not self._writer.transport.is_closing():
+            self._send(["peers", peers])
+
     async def _ask(self, kind: str, *what: Any) -> Any:
         number = next(self._numbers)
         reply = self._replies[number] = asyncio.get_running_loop().create_future()
@@ -304,6 +337,8 @@ class Line:
             self._answered(frame[1], frame[2])
         elif frame[0] == "figures":
             self._listener.on_figures(frame[1])
+        elif frame[0] == "standing":
+            self._listener.on_standing(frame[1])
         elif frame[0] == "leaving":
             self._listener.on_leaving()
         elif frame[0] == "refused":

@@ -85,8 +85,8 @@ class Completions:
         arrived_s = time.monotonic()
         try:
             job = read(raw) if len(raw) <= INLINE_BYTES else await asyncio.to_thread(read, raw)
-            link, choice = self._links.choose()
-            requests, choices = self._plan(job, link)
+            link, choice = self._links.choose(job.prompts)
+            requests, choices = self._plan(job, link, choice.prefill)
         except BaseException as error:
             self._metrics.ended(endpoint, outcome(error))
             raise
@@ -150,8 +150,9 @@ class Completions:
         )
         return reply
 
-    def _plan(self, job: Job, link: Link) -> tuple[list[NewRequest], list[Choice]]:
-        """Engine requests and choices, aligned: n of each prompt, in order. All go to one instance."""
+    def _plan(self, job: Job, link: Link, prefill: tuple[str, ...]) -> tuple[list[NewRequest], list[Choice]]:
+        """Engine requests and choices, aligned: n of each prompt, in order. All go to one instance, and may get their KV from
+        these others."""
         body = job.body
         asked = len(job.prompts) * body.choices_per_prompt
         if asked > link.max_waiting:
@@ -166,7 +167,7 @@ class Completions:
             max_tokens = _max_tokens(body.max_tokens_asked, job.default_max_tokens, len(prompt), link.context_length)
             tokens = tuple(prompt)
             for number, params in enumerate(body.sampling(max_tokens, link.vocab_size)):
-                requests.append(NewRequest(next(self._request_ids), tokens, params))
+                requests.append(NewRequest(next(self._request_ids), tokens, params, prefill_peers=prefill))
                 text = TextStream(self._tokenizer, tuple(body.stop), params.min_tokens)
                 choices.append(Choice(len(choices), text, len(prompt), first_of_prompt=number == 0))
         return requests, choices

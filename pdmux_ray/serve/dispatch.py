@@ -7,7 +7,6 @@ the tokens so far. A token is a function of these alone, so the answer is the on
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -20,9 +19,7 @@ from pdmux_ray.serve.mailbox import Mailbox
 from pdmux_ray.serve.wire import Event
 from pdmux_ray.types import NewRequest
 
-MAX_TRIES = 3  # instances that may lose an answer without a token in between: it may be what they die of
-
-log = logging.getLogger("ray.serve")
+MAX_LOSSES = 3  # of an answer without a token in between: it may be what the instances die of
 
 
 class Dispatch:
@@ -35,14 +32,16 @@ class Dispatch:
         self._choices = choices
         self._requests = requests
         self._link = link
+        self._prefill: tuple[str, ...] = ()  # instances that may have KV of the prompts; the requests name those of `link`
         self._links = links
         self._metrics = metrics
         self._mailbox = Mailbox(self.leave_all)
         self._running: dict[int, str] = {}  # choice index -> request id at `_link`
         self._submissions = 0
         self._deadline_s = 0.0
-        self._lost_by: set[str] = set()  # instances, since `_tokens` were all there was
-        self._tokens = 0
+        self._tokens = 0  # of all choices, when an instance was lost last
+        self._losses = 0  # since there have been so many
+        self._avoided: set[str] = set()  # instances, as long
 
     async def start(self, deadline_s: float) -> None:
         self._deadline_s = deadline_s
@@ -92,32 +91,41 @@ class Dispatch:
             return request
         # Another name each time: the instance may be the one that had it before, and not have ended it yet.
         name = f"{request.request_id}.{self._submissions}"
-        return replace(request, request_id=name, generated=tuple(choice.tokens))
+        return replace(request, request_id=name, generated=tuple(choice.tokens), prefill_peers=self._prefill)
+
+    def _known_tokens(self) -> list[tuple[int, ...]]:
+        """Of what is unfinished: what is to be prefilled."""
+        return [(*self._requests[choice.index].prompt, *choice.tokens) for choice in self._choices if choice.finish is None]
 
     async def _move(self, error: InstanceUnavailableError) -> None:
         """Goes on at another instance. Raises `error`, which the last one was lost with, when there is none to try."""
         self.leave_all()
         tokens = sum(choice.completion_tokens for choice in self._choices)
         if tokens > self._tokens:
-            self._tokens, self._lost_by = tokens, set()
+            self._tokens, self._losses, self._avoided = tokens, 0, set()
+        self._losses += 1
+        self._avoided.add(self._link.instance_id)
+        if self._losses == MAX_LOSSES:
+            self._metrics.resumed(Resumption.TRIED_ENOUGH)
+            raise error
         outcome = Resumption.REFUSED
         try:
-            while True:
-                self._lost_by.add(self._link.instance_id)
-                if len(self._lost_by) == MAX_TRIES:
-                    outcome = Resumption.TRIED_ENOUGH
-                    raise error
-                try:
-                    self._link, choice = self._links.choose(self._lost_by)
-                except InstanceUnavailableError:
-                    outcome = Resumption.NO_INSTANCE
-                    raise error from None
-                self._metrics.routed(choice.reason.value)
-                try:
-                    await self._submit()
-                except InstanceUnavailableError:
-                    continue
-                outcome = Resumption.RESUMED
-                return
+            while not await self._goes_on():
+                self._avoided.add(self._link.instance_id)
+            outcome = Resumption.RESUMED
+        except InstanceUnavailableError:
+            outcome = Resumption.NO_INSTANCE
+            raise error from None
         finally:
             self._metrics.resumed(outcome)
+
+    async def _goes_on(self) -> bool:
+        """Whether the next best instance takes what is unfinished. Raises InstanceUnavailableError when there is none."""
+        self._link, choice = self._links.choose(self._known_tokens(), self._avoided)
+        self._prefill = choice.prefill
+        self._metrics.routed(choice.reason.value)
+        try:
+            await self._submit()
+        except InstanceUnavailableError:
+            return False
+        return True

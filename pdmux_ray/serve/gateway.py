@@ -20,6 +20,7 @@ from pdmux_ray.serve.completions import Completions, ModelCard, model_list
 from pdmux_ray.serve.http import build_http_app
 from pdmux_ray.serve.links import Links
 from pdmux_ray.serve.node_address import bind_calls_to_node_address
+from pdmux_ray.serve.router import Router, RouterSettings
 from pdmux_ray.serve.timelines import trace_json
 from pdmux_ray.text.tokenizer import Tokenizer
 
@@ -29,14 +30,14 @@ class Gateway:
     """Deployment."""
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it: the links need the replica's event loop
-        self, instances: DeploymentHandle, model: ModelCard, config: GatewayConfig, stall_timeout_s: float
+        self, instances: DeploymentHandle, model: ModelCard, config: GatewayConfig, router: RouterSettings
     ) -> None:
         bind_calls_to_node_address()
         gateway_id = uuid.uuid4().hex[:12]
         self.api_keys = _api_keys(config.api_keys_env)
         self.max_body_bytes = config.max_body_bytes
         self._model = model
-        self._links = Links(partial(_describe_all, instances), gateway_id, config.discovery_period_s, stall_timeout_s)
+        self._links = Links(partial(_describe_all, instances), gateway_id, config.discovery_period_s, Router(router))
         self._metrics = GatewayMetrics(gateway_id, self._links.loads, self._links.figures)
         self._completions = Completions(model, config, Tokenizer.load(model.directory), self._links, self._metrics)
         self._links.start()
@@ -58,6 +59,12 @@ class Gateway:
 
     def exposition(self) -> bytes:
         return self._metrics.exposition()
+
+    def instances(self) -> list[dict[str, Any]]:
+        return self._links.listing()
+
+    async def assign(self, instance: str, role: str) -> None:
+        await self._links.assign(instance, role)
 
     async def timeline(self, instance: str | None, seconds: float) -> bytes:
         return await trace_json(self._links.by_id, instance, seconds)

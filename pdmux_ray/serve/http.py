@@ -6,7 +6,7 @@ import asyncio
 import hmac
 import json
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
 from fastapi import Depends, FastAPI, Request
@@ -20,6 +20,8 @@ from pdmux_ray.serve.problems import BodyTooLargeError, KeyRefusedError, Problem
 
 BODY_S = 60.0  # a body that takes longer to come is given up
 TIMELINE_S = 60.0  # the part of a timeline that is told unless the client says
+
+MAX_ADMIN_BYTES = 4096
 
 READ = ["GET", "HEAD"]
 
@@ -45,6 +47,11 @@ class Backend(Protocol):
 
     async def timeline(self, instance: str | None, seconds: float) -> bytes:
         """A trace, as JSON, of the last `seconds`. Raises RequestError, InstanceUnavailableError."""
+
+    def instances(self) -> list[dict[str, Any]]: ...
+
+    async def assign(self, instance: str, role: str) -> None:
+        """Raises RequestError, InstanceUnavailableError."""
 
 
 def build_http_app(gateway: Backend) -> FastAPI:
@@ -82,21 +89,35 @@ def build_http_app(gateway: Backend) -> FastAPI:
     async def metrics() -> Response:
         return PlainTextResponse(gateway.exposition(), media_type=CONTENT_TYPE_LATEST)
 
-    async def timeline(request: Request) -> Response:
-        return await _timeline(gateway, request)
-
     for path, endpoint, methods, dependencies in (
         ("/v1/chat/completions", chat, ["POST"], keyed),
         ("/v1/completions", complete, ["POST"], keyed),
         ("/v1/models", models, READ, keyed),
         ("/v1/models/{model_id:path}", model, READ, keyed),
         ("/metrics", metrics, READ, keyed),
-        ("/debug/timeline", timeline, READ, keyed),
         ("/health", health, READ, []),
         ("/version", version, READ, []),
     ):
         app.add_api_route(path, endpoint, methods=methods, dependencies=dependencies, response_model=None)
+    _add_admin(app, gateway, keyed)
     return app
+
+
+def _add_admin(app: FastAPI, gateway: Backend, keyed: Sequence[Any]) -> None:
+    """What is for those who run the server: which instances there are, another role for one of them, what they did lately."""
+
+    async def instances() -> dict[str, Any]:
+        return {"instances": gateway.instances()}
+
+    async def assign(request: Request) -> Response:
+        return await _assign(gateway, request)
+
+    async def timeline(request: Request) -> Response:
+        return await _timeline(gateway, request)
+
+    app.add_api_route("/admin/instances", instances, methods=READ, dependencies=keyed, response_model=None)
+    app.add_api_route("/admin/role", assign, methods=["POST"], dependencies=keyed, response_model=None)
+    app.add_api_route("/debug/timeline", timeline, methods=READ, dependencies=keyed, response_model=None)
 
 
 def _card(gateway: Backend, model_id: str) -> Response:
@@ -110,6 +131,17 @@ async def _timeline(gateway: Backend, request: Request) -> Response:
     asked = request.query_params
     trace = await gateway.timeline(asked.get("instance"), _seconds(asked.get("seconds")))
     return Response(trace, media_type="application/json")
+
+
+async def _assign(gateway: Backend, request: Request) -> Response:
+    """{"instance": id, "role": role}; answers with all instances."""
+    try:
+        asked = json.loads(await _body(request, MAX_ADMIN_BYTES))
+        instance, role = asked["instance"], asked["role"]
+    except (ValueError, TypeError, KeyError):
+        raise RequestError('The body must be {"instance": ID, "role": ROLE}; GET /admin/instances lists the ids.') from None
+    await gateway.assign(str(instance), str(role))
+    return JSONResponse({"instances": gateway.instances()})
 
 
 def _seconds(text: str | None) -> float:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import math
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +20,16 @@ from pdmux_ray.config import EngineConfig
 from pdmux_ray.device.base import build_runner
 from pdmux_ray.engine.engine import Engine
 from pdmux_ray.engine.limits import EngineLimits, resolve_limits
-from pdmux_ray.engine.runner import Runner
+from pdmux_ray.engine.runner import LaneRunner, Runner
 from pdmux_ray.engine.timeline import PAGE
-from pdmux_ray.errors import InstanceUnavailableError, PdmuxError
+from pdmux_ray.errors import InstanceUnavailableError, PdmuxError, RequestError
 from pdmux_ray.latency.loading import load_costs
 from pdmux_ray.serve import wire
 from pdmux_ray.serve.channel import Switchboard
 from pdmux_ray.serve.node_address import bind_calls_to_node_address
+from pdmux_ray.serve.peers import Peers, Pooled, Who, model_digest, open_peers
 from pdmux_ray.text.tokenizer import Tokenizer
-from pdmux_ray.types import TokenEvent
+from pdmux_ray.types import Mode, Role, TokenEvent
 
 log = logging.getLogger("ray.serve")
 
@@ -35,19 +38,29 @@ class Instance:
     """Deployment. Everything but `_publish` runs on the replica's event loop, and nothing there waits for the engine."""
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
-        self, model_dir: Path, config: EngineConfig, drain_s: float
+        self, model_dir: Path, config: EngineConfig, drain_s: float, roles: Sequence[Role], secret: str | None
     ) -> None:
-        """When the replica is to stop, its requests have `drain_s` to finish."""
+        """When the replica is to stop, its requests have `drain_s` to finish. `roles`: by rank. `secret`: of the fleet, between
+        whose instances KV may go; None: each is by itself."""
         bind_calls_to_node_address()
-        self._id = str(serve.get_replica_context().replica_id.unique_id)
+        context = serve.get_replica_context()
+        self._id = str(context.replica_id.unique_id)
         self._host = ray.util.get_node_ip_address()
+        self._role = roles[min(context.rank.rank, len(roles) - 1)]
         runner = build_runner(model_dir, config)  # first: it sets up the process before torch is imported
         limits = resolve_limits(config, Tokenizer.load(model_dir).facts, runner)
         self._clock = WallClock()
+        self._config = config
         self._drain_s = drain_s
         profile = config.multiplex.profile
         self._costs = load_costs(Path(profile).expanduser(), model_dir, runner) if profile and limits.has_lanes else None
-        self._engine = Engine(runner, limits, self._publish, self._clock, costs=self._costs)
+        self._peers: Peers | None = None
+        if secret is not None:
+            who = Who(self._id, self._host, model_digest(model_dir, config.load), secret)
+            self._peers = await asyncio.to_thread(open_peers, who, runner, config.transfer)
+        port = self._peers.port if self._peers else None
+        self._engine = Engine(runner, limits, self._publish, self._clock, costs=self._costs, port=port)
+        self._device = _device(config, runner)
         log.info("Instance %s: %s", self._id, _resolved(config, runner, self._engine.limits))
         _favour_the_step_loop()
         self._switchboard = Switchboard(self)
@@ -64,6 +77,9 @@ class Instance:
             "vocab_size": limits.vocab_size,
             "max_waiting": limits.max_waiting,
             "ailing": self._engine.defect() is not None,  # a stall shows in the load figures, and so does its end
+            "standing": self.standing(),
+            "kv_address": self._peers.address if self._peers else None,
+            **self._device,
         }
 
     async def check_health(self) -> None:
@@ -76,7 +92,7 @@ class Instance:
         """All of them or none."""
         accepted: list[str] = []
         try:
-            for new in wire.unpack_submission(submission, sink, self._clock.now()):
+            for new in wire.unpack_submission(submission, sink, self._clock.now(), self._config.transfer.fetch_s):
                 self._engine.submit(new)
                 accepted.append(new.request_id)
         except PdmuxError as error:
@@ -91,18 +107,41 @@ class Instance:
         return wire.pack_load(self._engine.load())
 
     def figures(self) -> wire.Figures:
-        counted = self._engine.counters.figures()
-        return {**counted, **self._costs.figures().exported()} if self._costs else counted
+        predicted = self._costs.figures().exported() if self._costs else {}
+        moved = self._peers.figures() if self._peers else {}
+        return {**self._engine.counters.figures(), **predicted, **moved}
 
     def timeline(self, first: int, seconds: float) -> wire.TimelinePage:
         ring, now_s = self._engine.timeline, self._clock.now()
         records = ring.since(first, now_s - seconds)
         return {"now_s": now_s, "units": ring.units, "records": records, "more": len(records) == PAGE}
 
+    def standing(self) -> wire.Standing:
+        return (self._role.value, self._peers.linked() if self._peers else [])
+
+    def assume(self, role: str) -> wire.Refusal | None:
+        """Requests that run go on, and weights and cached prefixes stay: a role only says what this instance is given."""
+        if self._peers is None:
+            return wire.pack_refusal(
+                RequestError("This server has no topology: KV cannot go between its instances, so all are in role mux.", "role")
+            )
+        if role not in {known.value for known in Role}:
+            return wire.pack_refusal(RequestError(f"{role!r} is no role. There are mux, prefill and decode.", "role"))
+        log.info("Instance %s: role %s, before %s", self._id, role, self._role.value)
+        self._role = Role(role)
+        return None
+
+    def meet(self, peers: Mapping[str, str]) -> None:
+        if self._peers is not None:
+            self._peers.meet({peer: address for peer, address in peers.items() if peer != self._id})
+
     async def __del__(self) -> None:
         """Awaited by Serve when the replica is to stop."""
         if hasattr(self, "_switchboard"):  # not when the constructor failed
+            end_s = time.monotonic() + self._drain_s
             await self._switchboard.drain(self._drain_s)
+            if self._peers is not None:
+                await asyncio.to_thread(self._peers.close, end_s - time.monotonic())
             await asyncio.to_thread(self._engine.close)
             self._switchboard.close()
 
@@ -124,6 +163,20 @@ def _resolved(config: EngineConfig, runner: Runner, limits: EngineLimits) -> str
     words = [f"device {'cpu' if config.device == 'auto' else config.device}", *(f"{k} {v}" for k, v in device.items())]
     words += [f"mode {limits.mode.value}", f"context {limits.context_length} tokens"]
     return ", ".join([*words, f"KV pool {runner.pages} pages of {runner.page_size}: {runner.pages * runner.page_size} tokens"])
+
+
+def _device(config: EngineConfig, runner: Runner) -> dict[str, Any]:
+    """What gateways predict with, where they have a latency model. See `policy.views.InstanceCosts`."""
+    one_pass = {Mode.PREFILL_FIRST: math.inf, Mode.CHUNKED: float(config.chunk_tokens)}
+    lanes = isinstance(runner, LaneRunner)
+    pool = runner.layout if isinstance(runner, Pooled) else None
+    return {
+        "layers": runner.layers if lanes else 1,
+        "units": runner.units if lanes else 1,
+        "one_pass_tokens": one_pass.get(config.mode),
+        "page_size": runner.page_size,
+        "kv_bytes_per_token": pool.layers * 2 * pool.kv_heads * pool.head_dim * pool.dtype_bytes if pool else 0,
+    }
 
 
 def _favour_the_step_loop() -> None:

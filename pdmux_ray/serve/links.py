@@ -7,22 +7,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from pdmux_ray.errors import InstanceUnavailableError
+from pdmux_ray.errors import InstanceUnavailableError, RequestError
 from pdmux_ray.policy.decisions import RouteChoice, Unfit
-from pdmux_ray.policy.routing import FitnessLimits, choose_instance, unfit
+from pdmux_ray.policy.routing import FitnessLimits, unfit
 from pdmux_ray.policy.views import InstanceView
 from pdmux_ray.serve import wire
 from pdmux_ray.serve.channel import Line
 from pdmux_ray.serve.mailbox import Mailbox
-from pdmux_ray.types import Load, NewRequest
+from pdmux_ray.serve.router import Candidate, Device, Router, bandwidth_of
+from pdmux_ray.types import Load, NewRequest, Role
 
-SILENCE_S = 5.0  # an instance that sends nothing for so long (heartbeats come every second) is not given requests
+SHOWN_S = 0.25  # a prompt shows in the figures of who prefills it from so long on: it may come there by way of another instance
 
 LONELY_PERIOD_S = 0.5  # discovery while no instance is linked
 
@@ -37,18 +38,25 @@ log = logging.getLogger("ray.serve")
 class Link:
     """One instance as this gateway knows it. Owner: the gateway's event loop."""
 
-    def __init__(self, description: dict[str, Any]) -> None:
+    def __init__(self, description: dict[str, Any], on_role: Callable[[], None]) -> None:
+        """`on_role` is called when its role is heard first, and when it changes."""
         self.instance_id: str = description["instance_id"]
         self.context_length: int = description["context_length"]
         self.vocab_size: int = description["vocab_size"]
         self.max_waiting: int = description["max_waiting"]
         self.ailing: bool = description["ailing"]  # the engine's own word, of the last discovery round
+        self.device = Device.of(description)
+        self.kv_address: str | None = description["kv_address"]
+        self.role: Role | None = None  # None until the line is up
+        self.peers: frozenset[str] = frozenset()  # instances that it can get KV from
         self.load: Load | None = None  # None until the line is up
         self.since_s = self.load_s = time.monotonic()  # load_s: when `load` came
         self.on_their_way = 0  # requests in a submit that is not answered yet
         self.leaving = False
         self.figures: wire.Figures = {}  # the engine's counters, about a second old
         self.line = Line(self)
+        self._on_role = on_role
+        self._promised: deque[tuple[float, int]] = deque()  # (when, tokens) that it is to prefill
         self._mailboxes: dict[str, tuple[Mailbox, int]] = {}  # request id -> (mailbox, choice index)
 
     def on_step(self, load: wire.PackedLoad, events: Sequence[wire.Event]) -> None:
@@ -67,9 +75,21 @@ class Link:
     def on_leaving(self) -> None:
         self.leaving = True
 
+    def on_standing(self, standing: wire.Standing) -> None:
+        before, self.role = self.role, Role(standing[0])
+        self.peers = frozenset(standing[1])
+        if self.role is not before:
+            self._on_role()
+
+    def promise(self, tokens: int) -> None:
+        """It is to prefill so many, by way of whatever instance they come there."""
+        self._promised.append((time.monotonic(), tokens))
+
     def view(self) -> InstanceView:
         """For the routing policy."""
-        load = self.load
+        load, promised = self.load, self._promised
+        while promised and promised[0][0] + SHOWN_S < self.load_s:
+            promised.popleft()
         return InstanceView(
             instance_id=self.instance_id,
             running=load.running if load else 0,
@@ -81,7 +101,15 @@ class Link:
             line_is_up=load is not None,
             leaving=self.leaving,
             ailing=self.ailing,
+            role=self.role or Role.MUX,
+            decode_batch=load.decoding if load else 0,
+            decode_context_tokens=load.decode_context_tokens if load else 0,
+            queued_prefill_tokens=load.queued_prefill_tokens if load else 0,
+            on_their_way_tokens=sum(tokens for _, tokens in promised),
         )
+
+    def candidate(self) -> Candidate:
+        return Candidate(self.view(), self.device, self.load.total_pages if self.load else 0, self.peers)
 
     def trouble(self, limits: FitnessLimits) -> str | None:
         """Why it is given no requests, in words that a client may read; None when it is."""
@@ -143,13 +171,13 @@ class _Failure:
 class Links:
     """All links of one gateway. Owner: its event loop."""
 
-    def __init__(self, describe_all: DescribeAll, gateway_id: str, discovery_period_s: float, stall_timeout_s: float) -> None:
+    def __init__(self, describe_all: DescribeAll, gateway_id: str, discovery_period_s: float, router: Router) -> None:
         self.by_id: dict[str, Link] = {}
         self.gateway_id = gateway_id
         self._describe_all = describe_all
         self._period_s = discovery_period_s
-        self._limits = FitnessLimits(SILENCE_S, stall_timeout_s)
-        self._rng = random.Random()
+        self._limits = router.limits
+        self._router = router
         self._failures: dict[str, _Failure] = {}  # by instance id
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -182,13 +210,50 @@ class Links:
         """Whether `choose` finds an instance now."""
         return any(unfit(link.view(), self._limits) is None for link in self.by_id.values())
 
-    def choose(self, avoid: Collection[str] = ()) -> tuple[Link, RouteChoice]:
-        """`avoid`: instances that are not to be chosen. Raises InstanceUnavailableError that says what is wrong with each."""
-        views = [link.view() for link in self.by_id.values() if link.instance_id not in avoid]
-        choice = choose_instance(views, self._limits, self._rng)
+    def choose(self, prompts: Sequence[Sequence[int]], avoid: Collection[str] = ()) -> tuple[Link, RouteChoice]:
+        """For the prompts of a request, which all go one way. `avoid`: instances that are not to be chosen. Raises
+        InstanceUnavailableError that says what is wrong with each."""
+        candidates = {name: link.candidate() for name, link in self.by_id.items() if name not in avoid}
+        longest = max(prompts, key=len)
+        choice, tokens = self._router.choose(longest, candidates, bandwidth_of(self.figures().values()))
         if choice.instance_id is None:
             raise InstanceUnavailableError(f"No instance can take requests now ({self._summary()}). Try again soon.")
+        prefills = choice.prefill[0] if choice.prefill else choice.instance_id
+        self.by_id[prefills].promise(tokens + sum(map(len, prompts)) - len(longest))
         return self.by_id[choice.instance_id], choice
+
+    def listing(self) -> list[dict[str, Any]]:
+        """All instances, for people."""
+        return [
+            {
+                "id": link.instance_id,
+                "role": (link.role or Role.MUX).value,
+                "running": link.load.running if link.load else 0,
+                "waiting": link.load.waiting if link.load else 0,
+                "peers": sorted(link.peers),
+                "trouble": link.trouble(self._limits) or "",
+            }
+            for link in self.by_id.values()
+        ]
+
+    async def assign(self, instance_id: str, role: str) -> None:
+        """Gives an instance another role. Raises RequestError when that cannot be, InstanceUnavailableError."""
+        link = self.by_id.get(instance_id)
+        if link is None:
+            raise RequestError(
+                f"There is no instance {instance_id!r}; there are: {', '.join(self.by_id) or 'none'}.", "instance"
+            )
+        refusal = await link.line.assume(role)
+        if refusal is not None:
+            raise wire.unpack_refusal(refusal)
+
+    def _introduce(self) -> None:
+        """Tells those that decode from whom KV can be had, so that they are linked before a request needs it."""
+        links = self.by_id.values()
+        peers = {link.instance_id: link.kv_address for link in links if link.role is Role.PREFILL and link.kv_address}
+        for link in links:
+            if link.role is not None and link.kv_address:
+                link.line.name_peers({} if link.role is Role.PREFILL else peers)
 
     def _summary(self) -> str:
         if not self.by_id:
@@ -201,6 +266,7 @@ class Links:
                 for answer in await self._describe_all(max(2.0, 2 * self._period_s)):
                     if isinstance(answer, dict):
                         self._meet(answer)
+                self._introduce()
             except Exception as error:  # there is no replica yet, say; the lines themselves show who is well
                 log.debug("Listing the instances failed: %r", error)
             await asyncio.sleep(self._period_s if self.by_id else min(self._period_s, LONELY_PERIOD_S))
@@ -213,7 +279,7 @@ class Links:
             return
         failure = self._failures.get(instance_id)
         if failure is None or time.monotonic() >= failure.again_s:
-            link = self.by_id[instance_id] = Link(description)
+            link = self.by_id[instance_id] = Link(description, self._introduce)
             self._keep(asyncio.create_task(self._follow(link, *description["address"])))
 
     async def _follow(self, link: Link, host: str, port: int, token: str) -> None:
@@ -225,6 +291,7 @@ class Links:
             why = str(error) if isinstance(error, ConnectionError) else repr(error)
         finally:
             del self.by_id[link.instance_id]
+            self._router.keep_only(self.by_id)
             self._put_off(link, why, link.fail())
 
     def _put_off(self, link: Link, why: str, failed: int) -> None:

@@ -4,11 +4,13 @@ load        the fields of `types.Load`, in order
 event       `(request_id, token)` in the common case, else `(request_id, token, logprobs, finish, error, cached_tokens)` as in
             `types.TokenEvent`, where logprobs is `(logprob, ((token id, logprob), ...))`, finish a `FinishReason` value and
             error `(class name, message)`
-submission  `{"left_s": seconds until the deadline,
+submission  `{"left_s": seconds until the deadline, "prefill": [instance ids to get the prompts' KV from, best first],
             "prompts": [[token ids, [[request_id, sampling params, generated], ...]], ...]}`: each distinct prompt once;
             generated are the tokens that another instance has made, or null. Seconds left, because the two ends' clocks have
             nothing in common.
-figures     `engine.counters.Counters.figures()`, and `latency.correction.Figures.exported()` where a profile is used
+standing    `[role, [instance ids that KV can be had from now]]`
+figures     `engine.counters.Counters.figures()`; `latency.correction.Figures.exported()` where a profile is used, and
+            `serve.peers.Peers.figures()` where there is a topology
 refusal     `(class name, message, attributes)` of the error
 timeline    `{"now_s": the engine's clock, "units": of its device, "records": of `engine.timeline`, a page of them,
             "more": whether there are others after them}`
@@ -36,12 +38,14 @@ from pdmux_ray.types import Load, NewRequest, SamplingParams, TokenEvent
 # 3  an instance's timeline can be asked for
 # 4  a load tells pages that transfers read or may write
 # 5  a load tells what decodes and what is to be prefilled
-# 6  a request may go on after tokens that another instance has made
+# 6  an instance has a role and peers, and a submission may say from which of them to get KV; a request may go on after tokens
+#    that another instance has made
 VERSION = 6
 
 Event: TypeAlias = Sequence[Any]
 PackedLoad: TypeAlias = Sequence[Any]
 Submission: TypeAlias = Mapping[str, Any]
+Standing: TypeAlias = Sequence[Any]
 Refusal: TypeAlias = Sequence[Any]
 Figures: TypeAlias = Mapping[str, float | Mapping[str, int]]
 TimelinePage: TypeAlias = Mapping[str, Any]
@@ -93,25 +97,29 @@ def unpack_error(error: Sequence[Any]) -> PdmuxError:
 
 
 def pack_submission(requests: Sequence[NewRequest], left_s: float) -> Submission:
-    """The requests of one HTTP request, which has `left_s` left for all of them. Their own `deadline_s` and `sink` stay."""
+    """The requests of one HTTP request, which has `left_s` left for all of them. They have the same prefill peers. Their own
+    deadlines and `sink` stay."""
     prompts: dict[tuple[int, ...], list[Any]] = {}
     for request in requests:
         prompts.setdefault(request.prompt, []).append(
             (request.request_id, {name: getattr(request.params, name) for name in _PARAMS}, request.generated)
         )
-    return {"left_s": left_s, "prompts": list(prompts.items())}
+    return {"left_s": left_s, "prefill": list(requests[0].prefill_peers), "prompts": list(prompts.items())}
 
 
-def unpack_submission(submission: Submission, sink: str, now_s: float) -> list[NewRequest]:
-    """`now_s` is on the engine's clock. Raises RequestError for sampling parameters out of range."""
+def unpack_submission(submission: Submission, sink: str, now_s: float, fetch_s: float) -> list[NewRequest]:
+    """`now_s` is on the engine's clock; KV that comes from elsewhere must be there `fetch_s` later. Raises RequestError for
+    sampling parameters out of range."""
     deadline_s = now_s + submission["left_s"]
+    peers = tuple(submission["prefill"])
+    fetch_deadline_s = now_s + fetch_s if peers else None
     requests = []
     for tokens, asks in submission["prompts"]:
         prompt = tuple(tokens)
-        for request_id, packed, generated in asks:
+        for request_id, packed, made in asks:
             params = SamplingParams(**packed | {"stop_token_ids": tuple(packed["stop_token_ids"])})
-            made = None if generated is None else tuple(generated)
-            requests.append(NewRequest(request_id, prompt, params, sink, deadline_s, generated=made))
+            generated = None if made is None else tuple(made)
+            requests.append(NewRequest(request_id, prompt, params, sink, deadline_s, peers, fetch_deadline_s, generated))
     return requests
 
 

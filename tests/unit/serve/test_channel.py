@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
@@ -21,6 +21,19 @@ class EngineSeen:
         self.submitted: list[tuple[str, str]] = []  # (sink, request id)
         self.aborted: list[str] = []
         self.refusal: wire.Refusal | None = None
+        self.role = "mux"
+        self.peers: dict[str, str] = {}
+
+    def standing(self) -> wire.Standing:
+        return (self.role, list(self.peers))
+
+    def assume(self, role: str) -> wire.Refusal | None:
+        if self.refusal is None:
+            self.role = role
+        return self.refusal
+
+    def meet(self, peers: Mapping[str, str]) -> None:
+        self.peers = dict(peers)
 
     def submit(self, sink: str, submission: wire.Submission) -> wire.Refusal | None:
         if self.refusal is None:
@@ -50,7 +63,11 @@ class Caller:
         self.loads: list[Any] = []
         self.left = False
         self.figures: list[wire.Figures] = []
+        self.standings: list[wire.Standing] = []
         self.line = Line(self)
+
+    def on_standing(self, standing: wire.Standing) -> None:
+        self.standings.append(standing)
 
     def on_figures(self, figures: wire.Figures) -> None:
         self.figures.append(figures)

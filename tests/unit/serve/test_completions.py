@@ -47,8 +47,8 @@ class Link:
         self.gateway_id = "g"
         self.submissions: list[Any] = []
 
-    def choose(self) -> tuple[Link, RouteChoice]:
-        return self, RouteChoice("one", RouteReason.ONLY_ONE)
+    def choose(self, prompts: list[list[int]]) -> tuple[Link, RouteChoice]:
+        return self, RouteChoice("one", RouteReason.ONLY_ONE, ("two",) if max(map(len, prompts)) > 5 else ())
 
     async def submit(self, requests: dict[int, NewRequest], mailbox: Mailbox, left_s: float) -> None:
         self.submissions.append(json.loads(json.dumps(wire.pack_submission(list(requests.values()), left_s))))
@@ -122,3 +122,10 @@ async def test_each_choice_counts_the_tokens_of_its_own_prompt_and_the_last_even
     events = [json.loads(line[6:]) for line in b"".join(sent).decode().split("\n\n") if line.startswith("data: {")]
     assert [event["usage"]["prompt_tokens"] for event in events] == [3, 3, 2, 2, 3 + 2]
     assert [event["usage"]["total_tokens"] for event in events] == [4, 4, 3, 3, 3 + 2 + 4]
+
+
+async def test_a_submission_says_from_whom_kv_may_be_had() -> None:
+    completions, _, link = serving()
+    await completions.complete(body(prompt="short"))
+    await completions.complete(body(prompt="longer"))
+    assert [submission["prefill"] for submission in link.submissions] == [[], ["two"]]

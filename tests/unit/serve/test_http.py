@@ -10,6 +10,7 @@ import httpx
 import pytest
 from starlette.responses import JSONResponse, Response
 
+from pdmux_ray.errors import RequestError
 from pdmux_ray.serve import http
 
 
@@ -20,6 +21,7 @@ class Echo:
 
     def __init__(self, *keys: bytes) -> None:
         self.api_keys = frozenset(keys)
+        self.role = "mux"
 
     async def chat(self, raw: bytes) -> Response:
         return JSONResponse({"bytes": len(raw)})
@@ -34,6 +36,14 @@ class Echo:
 
     def exposition(self) -> bytes:
         return b""
+
+    def instances(self) -> list[dict[str, Any]]:
+        return [{"id": "one", "role": self.role}]
+
+    async def assign(self, instance: str, role: str) -> None:
+        if instance != "one":
+            raise RequestError(f"There is no instance {instance!r}.")
+        self.role = role
 
     async def timeline(self, instance: str | None, seconds: float) -> bytes:
         return f'["{instance}", {seconds}]'.encode()
@@ -121,3 +131,22 @@ async def test_a_body_over_the_limit_is_refused_whether_or_not_its_length_was_to
         reply = await to.post("/v1/completions", content=content if isinstance(content, bytes) else pieces())
     assert reply.status_code == 413
     assert reply.json()["error"]["code"] == "body_too_large"
+
+
+async def test_an_instance_is_given_another_role() -> None:
+    async with client() as to:
+        assert (await to.get("/admin/instances")).json() == {"instances": [{"id": "one", "role": "mux"}]}
+        reply = await to.post("/admin/role", json={"instance": "one", "role": "prefill"})
+        assert (reply.status_code, reply.json()["instances"][0]["role"]) == (200, "prefill")
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"7", b'{"instance": "one"}', b'{"instance": "two", "role": "mux"}'])
+async def test_a_role_for_nobody_is_refused(content: bytes) -> None:
+    async with client() as to:
+        assert (await to.post("/admin/role", content=content)).status_code == 400
+
+
+async def test_roles_ask_for_a_key() -> None:
+    async with client(b"k") as to:
+        assert (await to.get("/admin/instances")).status_code == 401
+        assert (await to.post("/admin/role", json={"instance": "one", "role": "prefill"})).status_code == 401

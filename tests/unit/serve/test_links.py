@@ -7,13 +7,19 @@ from typing import Any
 
 import pytest
 
-from pdmux_ray.errors import InstanceUnavailableError
+from pdmux_ray.config import EngineConfig, RoutingConfig
+from pdmux_ray.errors import InstanceUnavailableError, RequestError
+from pdmux_ray.policy.decisions import RouteReason
 from pdmux_ray.serve import channel, links, wire
 from pdmux_ray.serve.channel import Switchboard, pack
 from pdmux_ray.serve.links import Links
+from pdmux_ray.serve.router import Router, RouterSettings
+from pdmux_ray.types import Role
 from tests.unit.serve.test_channel import EngineSeen, until
 
 PERIOD_S = 0.01
+SETTINGS = RouterSettings(RoutingConfig(policy="remote"), EngineConfig(), disaggregated=True)
+PROMPT = [list(range(40))]
 
 
 class Fleet:
@@ -30,6 +36,11 @@ class Fleet:
             "vocab_size": 100,
             "max_waiting": 8,
             "ailing": False,
+            "kv_address": f"{instance_id}:1",
+            "layers": 8,
+            "units": 1,
+            "one_pass_tokens": 64.0,
+            "kv_bytes_per_token": 1024,
         }
         self.listed.append(description | fields)
         return self.listed[-1]
@@ -40,7 +51,7 @@ class Fleet:
 
 @asynccontextmanager
 async def linked(fleet: Fleet) -> AsyncIterator[Links]:
-    found = Links(fleet.describe_all, "g", PERIOD_S, stall_timeout_s=60.0)
+    found = Links(fleet.describe_all, "g", PERIOD_S, Router(SETTINGS))
     found.start()
     try:
         yield found
@@ -49,8 +60,8 @@ async def linked(fleet: Fleet) -> AsyncIterator[Links]:
 
 
 @asynccontextmanager
-async def switchboard(fleet: Fleet, instance_id: str) -> AsyncIterator[Switchboard]:
-    board = Switchboard(EngineSeen())
+async def switchboard(fleet: Fleet, instance_id: str, engine: EngineSeen | None = None) -> AsyncIterator[Switchboard]:
+    board = Switchboard(engine or EngineSeen())
     await board.open("127.0.0.1")
     fleet.add(instance_id, board.port, board.token)
     try:
@@ -67,7 +78,7 @@ async def test_one_unwell_instance_of_several_closes_nothing_and_is_named() -> N
         async with linked(fleet) as found:
             await until(lambda: found.open() and len(found.by_id) == 2 and len(found.loads()) == 2)
             assert found.troubles() == {"unwell": "its engine is not well; its log says why"}
-            assert {found.choose()[0].instance_id for _ in range(10)} == {"well"}
+            assert {found.choose(PROMPT)[0].instance_id for _ in range(10)} == {"well"}
 
 
 async def test_when_all_instances_are_leaving_it_is_not_open_and_says_so() -> None:
@@ -78,7 +89,7 @@ async def test_when_all_instances_are_leaving_it_is_not_open_and_says_so() -> No
         await until(lambda: not found.open())
         assert found.troubles() == {"one": "it is leaving"}
         with pytest.raises(InstanceUnavailableError, match="one: it is leaving"):
-            found.choose()
+            found.choose(PROMPT)
 
 
 async def test_an_instance_of_another_version_is_reported_once(
@@ -137,3 +148,62 @@ async def test_discovery_survives_any_answer() -> None:
         async with switchboard(fleet, "one"):
             await until(found.open)
             assert found.open()
+
+
+def instance(role: Role) -> EngineSeen:
+    """Links itself to whoever it is told of."""
+    engine = EngineSeen()
+    engine.role = role.value
+    return engine
+
+
+async def test_whoever_decodes_is_told_of_those_that_prefill_and_gets_kv_from_them() -> None:
+    fleet, decode, prefill = Fleet(), instance(Role.DECODE), instance(Role.PREFILL)
+    async with switchboard(fleet, "d", decode), switchboard(fleet, "p", prefill), linked(fleet) as found:
+        await until(lambda: decode.peers == {"p": "p:1"})
+        assert prefill.peers == {}
+        await until(lambda: len(found.loads()) == 2)
+        link, choice = found.choose(PROMPT)
+        assert (link.instance_id, choice.prefill, choice.reason) == ("d", (), RouteReason.NO_PREFILL_FIT), "not linked yet"
+        await found.assign("d", "decode")  # brings news of its peers before the next heartbeat
+        link, choice = found.choose(PROMPT)
+        assert (link.instance_id, choice.prefill, choice.reason) == ("d", ("p",), RouteReason.ALWAYS)
+
+
+async def test_a_prompt_counts_for_whoever_prefills_it_until_its_figures_can_show_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channel, "HEARTBEAT_S", 0.01)
+    fleet, decode = Fleet(), instance(Role.DECODE)
+    async with switchboard(fleet, "d", decode), switchboard(fleet, "p", instance(Role.PREFILL)), linked(fleet) as found:
+        await until(lambda: len(found.loads()) == 2 and "p" in found.by_id["d"].peers)
+        found.choose(PROMPT)
+        assert found.by_id["p"].view().on_their_way_tokens == 40
+        assert found.by_id["d"].view().on_their_way_tokens == 0
+        await until(lambda: not found.by_id["p"].view().on_their_way_tokens)
+
+
+async def test_a_role_that_changes_is_known_at_once_to_every_gateway_and_its_peers_are_told() -> None:
+    fleet, one, other = Fleet(), instance(Role.MUX), instance(Role.MUX)
+    async with (
+        switchboard(fleet, "one", one),
+        switchboard(fleet, "other", other),
+        linked(fleet) as here,
+        linked(fleet) as there,
+    ):
+        await until(lambda: all(len(found.loads()) == 2 for found in (here, there)))
+        await here.assign("one", "prefill")
+        assert here.by_id["one"].role is Role.PREFILL
+        await until(lambda: there.by_id["one"].role is Role.PREFILL)
+        await until(lambda: other.peers == {"one": "one:1"})
+        assert {found.choose(PROMPT)[0].instance_id for found in (here, there)} == {"other"}
+        assert [row["role"] for row in here.listing()] == ["prefill", "mux"]
+
+
+async def test_a_role_that_is_refused_or_an_instance_that_is_not_there_is_said_so() -> None:
+    fleet, engine = Fleet(), instance(Role.MUX)
+    async with switchboard(fleet, "one", engine), linked(fleet) as found:
+        await until(found.open)
+        engine.refusal = wire.pack_refusal(RequestError("there is no topology", "role"))
+        with pytest.raises(RequestError, match="no topology"):
+            await found.assign("one", "prefill")
+        with pytest.raises(RequestError, match="'two'; there are: one"):
+            await found.assign("two", "prefill")

@@ -40,7 +40,11 @@ def test_a_load_and_a_request_arrive_as_they_left() -> None:
     assert wire.unpack_load(travel(wire.pack_load(load))) == load
     request = NewRequest("r", (1, 2), SamplingParams(max_tokens=5, stop_token_ids=(7,), temperature=0.5, logprobs=2))
     submission = travel(wire.pack_submission([request], left_s=2.5))
-    assert wire.unpack_submission(submission, "sink", now_s=100.0) == [replace(request, sink="sink", deadline_s=102.5)]
+    arrived = replace(request, sink="sink", deadline_s=102.5)
+    assert wire.unpack_submission(submission, "sink", now_s=100.0, fetch_s=1.0) == [arrived]
+    submission = travel(wire.pack_submission([replace(request, prefill_peers=("p", "q"))], left_s=2.5))
+    arrived = replace(arrived, prefill_peers=("p", "q"), fetch_deadline_s=101.0)
+    assert wire.unpack_submission(submission, "sink", now_s=100.0, fetch_s=1.0) == [arrived]
 
 
 def test_who_changes_the_sampling_parameters_raises_the_version() -> None:
@@ -58,7 +62,7 @@ def test_a_prompt_travels_once_however_many_choices_it_has() -> None:
     submission = travel(wire.pack_submission(requests, left_s=1.0))
     assert [prompt for prompt, _ in submission["prompts"]] == [[1, 2], [3]]
     assert wire.request_ids(submission) == ["r0", "r1", "r2", "r3"]
-    assert [(r.prompt, r.params.seed) for r in wire.unpack_submission(submission, "", 0.0)] == [
+    assert [(r.prompt, r.params.seed) for r in wire.unpack_submission(submission, "", 0.0, 1.0)] == [
         (r.prompt, r.params.seed) for r in requests
     ]
 

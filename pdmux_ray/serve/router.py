@@ -1,0 +1,152 @@
+"""How a gateway chooses: gathers what `policy.routing.choose_route` looks at, and remembers what it has chosen.
+
+Knows nothing of ray, of lines or of HTTP.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from pdmux_ray.config import AppConfig, EngineConfig, RoutingConfig
+from pdmux_ray.engine.fake_runner import linear_costs
+from pdmux_ray.latency.loading import read_costs
+from pdmux_ray.policy.decisions import RouteChoice, RouteReason
+from pdmux_ray.policy.routing import FitnessLimits, RouteAsk, RouteLimits, choose_route
+from pdmux_ray.policy.views import CostModel, InstanceCosts, InstanceView
+from pdmux_ray.serve.prefixes import PrefixIndex
+from pdmux_ray.serve.wire import Figures
+
+SILENCE_S = 5.0  # an instance that sends nothing for so long (heartbeats come every second) is not given requests
+PREFIX_LIFETIME_S = 600.0  # for so long a prompt is thought to be in the cache of the instance that got it
+ENOUGH_BYTES = 64 * 2**20  # moved between instances, to know how fast that is
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """What an instance says of its device, as its router needs it."""
+
+    layers: int
+    units: int
+    one_pass_tokens: float | None  # see `policy.views.InstanceCosts`
+    kv_bytes_per_token: int
+
+    @classmethod
+    def of(cls, description: Mapping[str, Any]) -> Device:
+        return cls(**{field.name: description[field.name] for field in fields(cls)})
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """An instance that may be chosen."""
+
+    view: InstanceView
+    device: Device
+    pages: int  # of its pool
+    linked: Collection[str]  # instances that it can get KV from now
+
+
+@dataclass(frozen=True, slots=True)
+class RouterSettings:
+    """What of an application's configuration its routers need."""
+
+    routing: RoutingConfig
+    engine: EngineConfig
+    disaggregated: bool  # there is a topology
+
+    @classmethod
+    def of(cls, config: AppConfig) -> RouterSettings:
+        return cls(config.gateway.routing, config.engine, config.topology is not None)
+
+
+class Router:
+    """Owner: the gateway's event loop."""
+
+    def __init__(self, settings: RouterSettings) -> None:
+        """Raises ConfigError for a profile that cannot be read."""
+        engine = settings.engine
+        self.limits = FitnessLimits(SILENCE_S, engine.stall_timeout_s)
+        self._settings = settings
+        self._model = _model(engine)
+        self._index = PrefixIndex(engine.page_size, PREFIX_LIFETIME_S)
+        self._rng = random.Random()
+
+    def choose(
+        self, prompt: Sequence[int], candidates: Mapping[str, Candidate], bandwidth: float | None
+    ) -> tuple[RouteChoice, int]:
+        """The choice, and how many of the prompt's tokens are to be prefilled by whoever does that. `bandwidth`: as measured,
+        bytes a second."""
+        now = time.monotonic()
+        pages = self._index.pages(prompt) if self._settings.engine.prefix_cache and len(candidates) > 1 else []
+        cached = self._index.cached(pages, now)
+        views = [candidate.view for candidate in candidates.values()]
+        limits = self._route_limits(candidates.values(), bandwidth)
+        choice = choose_route(RouteAsk(len(prompt), cached), views, limits, self._costs(candidates), self._rng)
+        if choice.instance_id is None:
+            return choice, 0
+        if choice.prefill:
+            choice = _reachable(choice, candidates[choice.instance_id].linked)
+        prefills = choice.prefill[0] if choice.prefill else choice.instance_id
+        for name in {choice.instance_id, prefills}:
+            self._index.sent(name, pages, candidates[name].pages, now)
+        return choice, len(prompt) - cached.get(prefills, 0)
+
+    def keep_only(self, instance_ids: Collection[str]) -> None:
+        """Forgets instances that are gone."""
+        self._index.keep_only(instance_ids)
+
+    def _route_limits(self, candidates: Iterable[Candidate], bandwidth: float | None) -> RouteLimits:
+        routing, objectives = self._settings.routing, self._settings.engine.multiplex
+        return RouteLimits(
+            fitness=self.limits,
+            policy=routing.policy if self._settings.disaggregated else "local",
+            threshold_tokens=routing.threshold_tokens,
+            ttft_s=math.inf if objectives.ttft_s is None else objectives.ttft_s,
+            ttft_s_per_token=objectives.ttft_s_per_token,
+            itl_s=math.inf if objectives.itl_s is None else objectives.itl_s,
+            page_size=self._settings.engine.page_size,
+            kv_bytes_per_token=max((candidate.device.kv_bytes_per_token for candidate in candidates), default=0),
+            bandwidth=bandwidth or routing.bandwidth,
+        )
+
+    def _costs(self, candidates: Mapping[str, Candidate]) -> dict[str, InstanceCosts]:
+        if self._model is None:
+            return {}
+        return {
+            name: InstanceCosts(self._model, device.layers, device.units, device.one_pass_tokens)
+            for name, device in ((name, candidate.device) for name, candidate in candidates.items())
+        }
+
+
+def bandwidth_of(figures: Iterable[Figures]) -> float | None:
+    """Bytes a second of one write between two instances, by what all of them have counted; None: too little was moved."""
+    moved, seconds = 0.0, 0.0
+    for each in figures:
+        moved += _number(each, "pdmux_kv_written_bytes_total")
+        seconds += _number(each, "pdmux_kv_written_seconds_total")
+    return moved / seconds if moved >= ENOUGH_BYTES and seconds > 0 else None
+
+
+def _number(figures: Figures, name: str) -> float:
+    value = figures.get(name, 0.0)
+    return value if isinstance(value, float | int) else 0.0
+
+
+def _reachable(choice: RouteChoice, linked: Collection[str]) -> RouteChoice:
+    """Without the instances that the one that decodes is not linked to: a prompt is rather prefilled there at once."""
+    prefill = tuple(name for name in choice.prefill if name in linked)
+    return replace(choice, prefill=prefill, reason=choice.reason if prefill else RouteReason.NO_PREFILL_FIT)
+
+
+def _model(engine: EngineConfig) -> CostModel | None:
+    """Of any of the instances, which are alike: each of them checks that the profile is of its device."""
+    if engine.device == "fake":
+        fake = engine.fake
+        return linear_costs(fake.step_s, fake.prefill_s_per_token, fake.layers, fake.units)
+    profile = engine.multiplex.profile
+    return read_costs(Path(profile).expanduser()) if profile else None
