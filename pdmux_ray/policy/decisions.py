@@ -25,7 +25,7 @@ class StepReason(Enum):
     CHUNK_ONLY = "chunk_only"  # chunked: prefill with no decodes beside it
     CHUNK_MIXED = "chunk_mixed"  # chunked: decodes and prefill share the token budget
     LANES_BOTH = "lanes_both"  # decodes on their lane, a prefill on the other
-    LANES_PREFILL = "lanes_prefill"  # a prefill by layers, nobody decodes
+    LANES_PREFILL = "lanes_prefill"  # a prefill by layers; nobody decodes, or decodes wait for the units of the block in flight
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +53,11 @@ class Block:
 class ModeReason(Enum):
     """Why a step shares the device as it does (which split, which mode)."""
 
-    CONFIGURED = "configured"  # the mode is fixed by the configuration
+    CONFIGURED = "configured"  # units and layers are fixed by the configuration (policy fixed)
     NO_PREFILL = "no_prefill"  # nobody is prefilled: the decodes have every unit
     NO_DECODE = "no_decode"  # nobody decodes: the prefill has every unit
-    FITS = "fits"  # the fewest decode units whose bound keeps the ITL objective
-    BEST_EFFORT = "best_effort"  # no split keeps the ITL objective: the one that misses it least
+    FITS = "fits"  # the configured mode, with as much for the prefill as the ITL objective allows by the bound
+    BEST_EFFORT = "best_effort"  # nothing that may be chosen keeps the ITL objective: what misses it least, or nearly
     SLACK = "slack"  # the first token is in time: of the modes that keep the ITL objective, the one that gets most work done
     SOONEST = "soonest"  # of the modes that keep the ITL objective, the one that ends the prefill first
     HURRY = "hurry"  # this mode misses the ITL objective by little, and else the first token would be late

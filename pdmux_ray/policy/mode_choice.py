@@ -25,10 +25,25 @@ class Need(NamedTuple):
     prefill_s: float  # and what is left of the prefill
 
 
-def in_hurry(calm: Way, hurried: Way, left_s: float) -> bool:
-    """Whether `hurried`, which misses the ITL objective by little, is worth it: `calm`, which keeps it, would not end the
-    prefill within the `left_s` that its TTFT deadline leaves, and the other one does, or much sooner, for those who wait."""
-    return calm.finish_s > left_s and hurried.finish_s <= max(left_s, calm.finish_s / MUCH)
+class Choice(NamedTuple):
+    """The way a step takes."""
+
+    way: Way
+    why: ModeReason
+    itl_s: float  # the objective that it was chosen by, or in a hurry what stands for it
+
+
+def choose_in_time(best: Callable[[Need], tuple[Way, ModeReason]], need: Need) -> Choice:
+    """`best`: the way for a need. With the ITL objective; when that one would not end the prefill by the TTFT deadline, with an
+    objective that is a little longer, if it would by that, or ends much sooner, for those who wait."""
+    calm, why = best(need)
+    if calm.finish_s <= need.left_s or why is ModeReason.BEST_EFFORT:
+        return Choice(calm, why, need.itl_s)
+    loose = need._replace(itl_s=LITTLE * need.itl_s)
+    hurried, _ = best(loose)
+    if hurried.finish_s > max(need.left_s, calm.finish_s / MUCH):
+        return Choice(calm, why, need.itl_s)
+    return Choice(hurried, ModeReason.HURRY, loose.itl_s)
 
 
 def work_rate(way: Way, need: Need) -> float:

@@ -1,7 +1,7 @@
 """What the next step of a device with lanes does: who decodes, what the prefill lane is given, how the two share the units.
 
-For every step the fewest decode units whose 99 % bound, with the prefill beside it, meets the ITL objective, and all others to
-the prefill.
+SPLIT and CAPPED: for every step the fewest decode units whose 99 % bound, with the prefill beside it, meets the ITL objective,
+and all others to the prefill. AUTO: see `mode_choice.choose_way`.
 
 lane_step    who can decode, who may start           urgency      whose prompt is due first, who may overtake
 jobs         what the prefill lane works on          sharing      each way to share the device, and what it is predicted to do
@@ -17,7 +17,7 @@ from pdmux_ray.policy.decisions import LaneUse, ModeReason, StepPlan, StepReason
 from pdmux_ray.policy.jobs import choose_work
 from pdmux_ray.policy.lane_limits import LaneLimits
 from pdmux_ray.policy.lane_step import LaneStep, lane_step, mode_in_force
-from pdmux_ray.policy.mode_choice import LITTLE, Need, choose_way, in_hurry
+from pdmux_ray.policy.mode_choice import Choice, Need, choose_in_time, choose_way
 from pdmux_ray.policy.sharing import Way, Work, beside, chunked, most, time_shared
 from pdmux_ray.policy.views import CostModel, LanesView
 from pdmux_ray.types import Mode, Split
@@ -33,9 +33,7 @@ def plan_lanes(view: LanesView, limits: LaneLimits, costs: CostModel | None) -> 
        flight, and nobody starts. A job that loses a request has ended; its others begin anew, with the pages they have.
     2. While a block is in flight its units stay its own: the decodes go on with what they have, and wait when that is nothing.
     3. Else the prefill lane is given the next block of the most urgent work; when nobody decodes, on every unit.
-    4. The mode is the configured one; AUTO takes, of the ways whose bound holds, the one that gets most work done while the
-       first token is in time, else the one that ends its prefill first. When it would be late even so, the bound may miss the
-       objective by little.
+    4. The mode is the configured one; what AUTO takes, `mode_choice.choose_way` says.
 
     The plan may start any waiting request, not only the first one.
     """
@@ -44,8 +42,8 @@ def plan_lanes(view: LanesView, limits: LaneLimits, costs: CostModel | None) -> 
     step = lane_step(view, limits, costs)
     if step.held is not None:
         return _hold(step)
-    if limits.mode is Mode.CHUNKED:
-        return _chunk(step, ModeReason.CONFIGURED)
+    if limits.mode is Mode.CHUNKED:  # no engine is configured so: how one that only chunks by predicted time would do
+        return _chunk(step, ModeReason.CONFIGURED, limits.itl_s)
     work, blocked = choose_work(step)
     if work is None:
         return _decode_alone(step, blocked)
@@ -54,42 +52,36 @@ def plan_lanes(view: LanesView, limits: LaneLimits, costs: CostModel | None) -> 
     if limits.rule is not None:
         return _plan(step, StepReason.LANES_BOTH, _ruled_use(step, work))
     assert costs is not None
-    way, why = _choose(step, work, costs)
+    way, why, itl_s = _choose(step, work, costs)
     if way.mode is Mode.CHUNKED:
-        return _chunk(step, why)
+        return _chunk(step, why, itl_s)
     return _plan(
         step, StepReason.LANES_BOTH, LaneUse(way.mode, way.split, why, work.block(way.layers), way.decode_s, way.block_s)
     )
 
 
-def _choose(step: LaneStep, work: Work, costs: CostModel) -> tuple[Way, ModeReason]:
+def _choose(step: LaneStep, work: Work, costs: CostModel) -> Choice:
     """The way of the configured mode, or for AUTO of all that are possible the best."""
-    view, limits, decodes = step.view, step.limits, step.decodes
-    itl_s = limits.itl_s
-    if limits.mode is Mode.TIME_SHARED:
-        return time_shared(costs, view, decodes, work, itl_s), ModeReason.CONFIGURED
-    if limits.mode is not Mode.AUTO:
-        way = beside(costs, view, decodes, work, limits.mode, itl_s)
-        return way, ModeReason.FITS if way.gap_s.bound_s <= itl_s else ModeReason.BEST_EFFORT
-    return _auto(step, work, costs)
+    view, mode, itl_s = step.view, step.limits.mode, step.limits.itl_s
+    if mode is Mode.AUTO:
+        return _auto(step, work, costs)
+    if mode is Mode.TIME_SHARED:
+        way = time_shared(costs, view, step.decodes, work, itl_s)
+    else:
+        way = beside(costs, view, step.decodes, work, mode, itl_s)
+    return Choice(way, ModeReason.FITS if way.gap_s.bound_s <= itl_s else ModeReason.BEST_EFFORT, itl_s)
 
 
-def _auto(step: LaneStep, work: Work, costs: CostModel) -> tuple[Way, ModeReason]:
-    """With the ITL objective; when the first token would be late with it, with one a little longer, if that helps."""
+def _auto(step: LaneStep, work: Work, costs: CostModel) -> Choice:
     view, limits = step.view, step.limits
     decode_s = costs.decode(*step.decodes, view.units, 0).predicted_s
     prefill_s = costs.prefill(work.pieces, view.layers - work.layers_done, view.units, 0).predicted_s
-    need = Need(limits.itl_s, work.due_s - view.now, decode_s, prefill_s)
 
     def best(need: Need) -> tuple[Way, ModeReason]:
         ways = _ways(step, work, costs, need.itl_s)
         return choose_way(ways, need, view.mode, view.now - view.mode_since_s, costs.switch_s, limits.dwell)
 
-    calm, why = best(need)
-    if calm.finish_s <= need.left_s or why is ModeReason.BEST_EFFORT:
-        return calm, why
-    hurried, _ = best(need._replace(itl_s=LITTLE * need.itl_s))
-    return (hurried, ModeReason.HURRY) if in_hurry(calm, hurried, need.left_s) else (calm, why)
+    return choose_in_time(best, Need(limits.itl_s, work.due_s - view.now, decode_s, prefill_s))
 
 
 def _ways(step: LaneStep, work: Work, costs: CostModel, itl_s: float) -> list[Way]:
@@ -159,8 +151,7 @@ def _decode_alone(step: LaneStep, blocked: StepReason | None) -> StepPlan:
     return _plan(step, reason, LaneUse(_lane_mode(step), Split(0, units), ModeReason.NO_PREFILL, None, decode_s))
 
 
-def _chunk(step: LaneStep, why: ModeReason) -> StepPlan:
-    itl_s = step.limits.itl_s * (LITTLE if why is ModeReason.HURRY else 1.0)
+def _chunk(step: LaneStep, why: ModeReason, itl_s: float) -> StepPlan:
     chunks, step_s, blocked = plan_chunks(step, itl_s)
     if not chunks:
         return _decode_alone(step, blocked)

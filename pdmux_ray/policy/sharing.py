@@ -1,7 +1,8 @@
 """How a step may share the device between decodes and a prefill, and what each way is predicted to do.
 
-What decides is how fast a prefill gets on while decode steps still end within the ITL objective t. With D(u) for the decode
-step on u of U units, C(u) for the prefill's speed there, and 1 - D(U) / t for the part of the time that decodes leave over:
+Which of them AUTO takes is `mode_choice.choose_way`. When it matters how soon the prefill ends: how fast does it get on while
+decode steps still end within the ITL objective t? With D(u) for the decode step on u of U units, C(u) for the prefill's speed
+there, and 1 - D(U) / t for the part of the time that decodes leave over:
 
     SPLIT, CAPPED              C(p) / C(U) of full speed, with p what decode does not need to end within t
     TIME_SHARED and CHUNKED    1 - D(U) / t of full speed (CHUNKED: times what riding along saves or small chunks cost)
@@ -73,7 +74,7 @@ def fewest_units(costs: CostModel, decodes: Decodes, splits: Iterable[Split], it
         if least is None or step_s.bound_s < least[1].bound_s:
             least = split, step_s
     if least is None:
-        raise ValueError("a device with a single unit cannot be split: use the mode time_shared, chunked or auto")
+        raise ValueError("a device with a single unit cannot be split: only time_shared and the modes in one pass do without")
     return least
 
 
@@ -83,7 +84,11 @@ def capped_splits(view: LanesView) -> list[Split]:
 
 
 def most(fits: Callable[[int], bool], high: int) -> int:
-    """The largest number of 1 .. `high` that fits, if smaller ones fit, too; 1 when none does."""
+    """The largest number of 1 .. `high` that fits, if smaller ones fit, too; 1 when none does.
+
+    Where a smaller one does not fit (`latency.correction` may say so for a while), it is one that fits, but perhaps not the
+    largest: a block or chunk is shorter than it might be, and keeps its bound.
+    """
     low = 1
     while low < high:
         middle = (low + high + 1) // 2
@@ -98,7 +103,7 @@ def fill(block_s: Callable[[int], float], layers_left: int, step_s: float) -> tu
     """How many layers to launch beside decode steps of `step_s`, and for how many steps that keeps the lane.
 
     As many as fill one step, by predicted time. Where layers are so long that this would leave much of the step empty, as many
-    as fill two, or three, because the next block is launched at the end of a step.
+    as fill two, or up to `MOST_STEPS`, because the next block is launched at the end of a step.
     """
     best, best_steps, best_filled = 1, 0.0, 0.0
     for steps in range(1, MOST_STEPS + 1):

@@ -10,7 +10,7 @@ import pytest
 from pdmux_ray.policy.decisions import ModeReason, StepPlan, StepReason
 from pdmux_ray.policy.fake_costs import FakeCosts
 from pdmux_ray.policy.lane_limits import LaneLimits
-from pdmux_ray.policy.mode_choice import LITTLE, Need, choose_way, in_hurry, work_rate
+from pdmux_ray.policy.mode_choice import LITTLE, Need, choose_in_time, choose_way, work_rate
 from pdmux_ray.policy.multiplexing import plan_lanes
 from pdmux_ray.policy.sharing import Way
 from pdmux_ray.policy.views import Estimate
@@ -149,7 +149,17 @@ def test_a_mode_that_ends_the_prefill_first_is_not_left_for_an_equal_one() -> No
     ids=["in time", "else late", "late in both", "late, but much sooner", "late, and little sooner"],
 )
 def test_a_hurry(left_s: float, hurried_s: float, hurry: bool) -> None:
-    assert in_hurry(way(SPLIT, 0.02, 2.0), way(SPLIT, 0.07, hurried_s), left_s) is hurry
+    need = Need(0.06, left_s, 0.01, 0.5)
+    calm, hurried = way(SPLIT, 0.02, 2.0), way(CHUNKED, 0.07, hurried_s)
+    choice = choose_in_time(lambda one: (calm if one == need else hurried, ModeReason.SOONEST), need)
+    assert choice == ((hurried, ModeReason.HURRY, LITTLE * 0.06) if hurry else (calm, ModeReason.SOONEST, 0.06))
+
+
+def test_where_no_bound_holds_there_is_no_hurry() -> None:
+    calm, hurried = way(SPLIT, 0.08, 2.0), way(CHUNKED, 0.09, 1.0)
+    need = Need(0.06, 1.5, 0.01, 0.5)
+    choice = choose_in_time(lambda one: (calm if one == need else hurried, ModeReason.BEST_EFFORT), need)
+    assert choice == (calm, ModeReason.BEST_EFFORT, 0.06)
 
 
 def test_a_first_token_that_would_be_late_may_stretch_the_objective_by_little() -> None:

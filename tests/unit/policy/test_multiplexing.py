@@ -4,6 +4,8 @@ import math
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pdmux_ray.policy.decisions import Block, Chunk, LaneUse, ModeReason, StepPlan, StepReason
 from pdmux_ray.policy.fake_costs import FakeCosts
@@ -11,6 +13,7 @@ from pdmux_ray.policy.jobs import MOST_SHARED
 from pdmux_ray.policy.lane_limits import FixedRule, LaneLimits
 from pdmux_ray.policy.multiplexing import plan_lanes
 from pdmux_ray.policy.sglang import PublishedRule
+from pdmux_ray.policy.sharing import most
 from pdmux_ray.types import Mode, Split
 
 from .lanes import LAYERS, Asked, HitSeen, Lanes, begun, check, decoder, waiter, with_jobs
@@ -97,7 +100,7 @@ def test_capped_lets_decode_use_every_unit_and_caps_the_prefill_as_little_as_the
 @pytest.mark.parametrize("mode", [Mode.SPLIT, Mode.CAPPED])
 def test_a_single_unit_cannot_be_split(mode: Mode) -> None:
     view = Lanes(units=1, decoding=[decoder("a")], waiting=[waiter("w", 5)])
-    with pytest.raises(ValueError, match="cannot be split: use the mode"):
+    with pytest.raises(ValueError, match="cannot be split: only time_shared"):
         plan_lanes(view, limits(mode), CPU)
 
 
@@ -128,10 +131,25 @@ def test_the_last_block_ends_at_the_last_layer() -> None:
 
 def test_time_shared_gives_the_block_what_decode_leaves_of_the_objective() -> None:
     use = use_of(Lanes(decoding=decoders(4), waiting=[waiter("w", 500)]), limits(Mode.TIME_SHARED))
-    assert (use.split, use.why) == (Split(2, 2), ModeReason.CONFIGURED)
+    assert (use.split, use.why) == (Split(2, 2), ModeReason.FITS)
     assert use.decode_s is not None
     assert use.block_s is not None
     assert 0.7 * ITL_S < use.decode_s.bound_s + use.block_s.bound_s <= ITL_S
+
+
+def test_time_shared_says_when_one_layer_is_more_than_the_objective_leaves() -> None:
+    use = use_of(Lanes(decoding=decoders(4), waiting=[waiter("w", 500)]), limits(Mode.TIME_SHARED, itl_s=0.02))
+    assert use.why is ModeReason.BEST_EFFORT
+    assert use.block is not None
+    assert use.block.end_layer == 1
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=40))
+def test_where_more_work_may_be_faster_what_is_taken_fits_all_the_same(fits: list[bool]) -> None:
+    found = most(lambda count: fits[count - 1], len(fits))
+    assert fits[found - 1] or found == 1
+    if all(fits):
+        assert found == len(fits)
 
 
 def test_a_prefix_hit_shortens_the_prediction_and_so_lengthens_the_block() -> None:
