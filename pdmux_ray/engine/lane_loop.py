@@ -62,7 +62,8 @@ class LaneLoop(StepLoop):
         lanes = self._lanes
         if lanes.must_land(plan):
             self._collect_block()
-            plan = lanes.plan(self._clock.now())
+            now = self._clock.now()
+            plan = lanes.plan(now)
             if plan.reason is StepReason.IDLE:
                 return
         batch, use = lanes.apply(plan, now), plan.lanes
@@ -86,9 +87,14 @@ class LaneLoop(StepLoop):
     def _run_in_one_pass(self, plan: StepPlan, batch: StepBatch) -> None:
         context_tokens = _context_tokens(batch)
         seconds = self._compute(plan, batch, partial(self._device.launch, batch, partial(self._give_up, batch)))
-        if seconds is not None and self._costs is not None:
+        if seconds is None or self._costs is None:
+            return
+        decodes, units = len(batch.decodes), self._lanes.units
+        if batch.prefills:
             pieces = [Piece(piece.tokens, piece.start) for piece in batch.prefills]
-            self._costs.observe_mixed(len(batch.decodes), context_tokens, pieces, self._lanes.units, seconds)
+            self._costs.observe_mixed(decodes, context_tokens, pieces, units, seconds)
+        else:
+            self._costs.observe_decode(decodes, context_tokens, units, 0, seconds)  # as such it was predicted
 
     def _decode(self, plan: StepPlan, use: LaneUse, batch: StepBatch) -> None:
         flight = self._lanes.in_flight.flight if self._lanes.in_flight else None

@@ -13,7 +13,7 @@ from pdmux_ray.config import MultiplexConfig
 from pdmux_ray.engine.fake_runner import FakeRunner, _Flight, linear_costs
 from pdmux_ray.engine.timeline import PrefillBlock
 from pdmux_ray.errors import IntegrityError, QueueFullError
-from pdmux_ray.policy.decisions import Block, ModeReason, StepPlan
+from pdmux_ray.policy.decisions import Block, Chunk, ModeReason, StepPlan, StepReason
 from pdmux_ray.policy.fake_costs import FakeCosts
 from pdmux_ray.policy.views import Piece
 from pdmux_ray.types import Mode, Split
@@ -152,6 +152,42 @@ def test_who_predicts_is_told_what_each_step_and_block_took(worlds: Worlds) -> N
     pieces, layers, units, decode_units, seconds = learner.prefills[-1]
     assert (list(pieces), layers, units, decode_units) == ([Piece(20, 0)], 4, 4, 4)
     assert seconds == pytest.approx(learner.prefill(pieces, 4, 4, 4).predicted_s)
+
+
+def test_who_predicts_is_told_of_a_pass_without_a_prefill_as_of_a_decode(worlds: Worlds) -> None:
+    learner = Learner()
+    script = Script(
+        StepPlan(StepReason.CHUNK_ONLY, prefill=(Chunk("a", 0, 4),), why=ModeReason.SOONEST),
+        StepPlan(StepReason.DECODE_ONLY, ("a",), why=ModeReason.NO_PREFILL),
+    )
+    engine, _ = worlds(limits(mode=Mode.AUTO), runner=device, planner=script, costs=learner)
+    engine.submit(request("a", [1] * 4, max_tokens=20))
+    engine.step()
+    engine.step()
+    assert learner.passes == [(0, 0, [Piece(4, 0)], UNITS, pytest.approx(STEP_S + 4 * TOKEN_S))]
+    assert learner.decodes == [(1, 5, UNITS, 0, pytest.approx(STEP_S))]
+    engine.close()
+
+
+def test_a_mode_that_waited_for_a_block_began_after_it(worlds: Worlds) -> None:
+    clock = VirtualClock()
+    whole = Split(UNITS, UNITS)
+    script = Script(
+        both(lanes=use(Mode.SPLIT, Split(UNITS, 0), begin("a", 4, LAYERS))),
+        both("a", lanes=use(Mode.SPLIT, HALF, begin("b", 40, 1))),
+        both("a", lanes=use(Mode.TIME_SHARED, whole)),
+        both("a", lanes=use(Mode.TIME_SHARED, whole, Block(2, (), 2))),  # planned anew after the wait
+    )
+    engine, _ = worlds(limits(mode=Mode.AUTO), runner=device, clock=clock, planner=script)
+    engine.submit(request("a", [1] * 4, max_tokens=20))
+    engine.submit(request("b", [2] * 40))
+    engine.step()
+    launched_s = clock.now()
+    engine.step()
+    engine.step()
+    block_s = (STEP_S + 40 * TOKEN_S) / LAYERS * 2
+    assert lanes_of(engine).mode_since_s == pytest.approx(launched_s + block_s)
+    engine.close()
 
 
 def test_the_timeline_has_each_block_with_its_own_end(worlds: Worlds) -> None:
