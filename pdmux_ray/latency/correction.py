@@ -69,9 +69,12 @@ class Figures:
 
 
 class CorrectedCosts:
-    """A `LearningCostModel` over a fitted one. Owner: the step loop's thread; `figures` is for any.
+    """A `LearningCostModel` over a fitted one. `observe_*` are for the step loop's thread; predictions and `figures` are for
+    any, which at worst sees a cell whose mean and guard are one time apart.
 
-    Each cell follows what was measured, so for a while more units may be predicted to be slower: then they were.
+    Each cell follows what was measured, so for a while more units may be predicted to be slower: then they were. And at the
+    border of two sizes less work may be predicted to take longer: who looks for the most work that keeps an objective (`most`
+    of `policy/sharing.py`) then finds some that keeps it, not always the most.
     """
 
     def __init__(self, base: FittedCosts) -> None:

@@ -152,7 +152,7 @@ class _Prefill(NamedTuple):
 class FittedCosts:
     """A `CostModel` of measured parameters. A prediction takes microseconds; rows of terms are made on first use.
 
-    Owner: one thread. Raises ValueError for units that the device does not have.
+    For any thread: two that miss a row at once make the same one. Raises ValueError for units that the device does not have.
     """
 
     def __init__(self, parameters: Parameters) -> None:

@@ -105,7 +105,9 @@ class Estimate(NamedTuple):
 class CostModel(Protocol):
     """The measured latency model of (model, device), as policies use it. Every answer > 0.
 
-    No more units are ever slower beside the same lane, among splits that are disjoint and among those that overlap.
+    No more units are ever slower beside the same lane, among splits that are disjoint and among those that overlap; and more
+    work is never faster. One that learns may break both for a while, where it was measured so: plans stay valid, but not always
+    the best. Predictions are for any thread.
     """
 
     @property
@@ -125,7 +127,8 @@ class CostModel(Protocol):
 
 @runtime_checkable
 class LearningCostModel(CostModel, Protocol):
-    """One that corrects itself: it is told what each step took (the other arguments as in its predictions)."""
+    """One that corrects itself: it is told what each step took (the other arguments as in its predictions), by the step loop's
+    thread alone."""
 
     def observe_decode(self, batch: int, context_tokens: int, units: int, prefill_units: int, seconds: float) -> None: ...
 
@@ -214,6 +217,10 @@ class InstanceView:
     decode_context_tokens: int = 0  # of those, all together
     queued_prefill_tokens: int = 0  # to be prefilled there, of requests that its figures show
     on_their_way_tokens: int = 0  # of prompts to be prefilled there that its figures do not show yet
+    peers: frozenset[str] | None = None  # instances that it can fetch KV from now; None: from all
+
+    def reaches(self, peer: InstanceView) -> bool:
+        return self.peers is None or peer.instance_id in self.peers
 
 
 @dataclass(frozen=True, slots=True)
