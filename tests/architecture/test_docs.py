@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from .sources import ROOT
+from pdmux_ray.policy.decisions import ModeReason, StepReason
+
+from .sources import ROOT, files
 
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 LINK = re.compile(r"\]\(([^)\s#]+)[^)]*\)")
@@ -29,3 +31,22 @@ def test_every_path_that_is_named_exists(document: Path) -> None:
 
 BASES = (ROOT, ROOT / "pdmux_ray")
 LATER = ("tests/gpu",)  # described before it is there
+
+
+LAYOUT = (ROOT / "docs/architecture.md").read_text(encoding="utf-8").split("## Layout")[1].split("```")[1]
+
+
+def test_the_layout_names_every_module() -> None:
+    modules = {path.stem for path in files("pdmux_ray", "kv_transfer")} - {"__init__"}
+    assert modules - set(re.findall(r"\w+", LAYOUT)) == set()
+
+
+def test_the_layout_names_every_layer_of_tests() -> None:
+    layers = {path.name for path in (ROOT / "tests").iterdir() if path.is_dir()} - {"__pycache__"}
+    assert layers - set(re.findall(r"(\w+)/", LAYOUT.split("\ntests/")[1])) == set()
+
+
+def test_every_reason_of_a_step_is_explained() -> None:
+    table = (ROOT / "docs/timeline.md").read_text(encoding="utf-8").split("## Reasons")[1].split("\n## ")[0]
+    explained = {name for row in re.findall(r"^\|([^|]+)\|", table, re.M) for name in re.findall(r"`(\w+)`", row)}
+    assert explained == {reason.value for reason in [*ModeReason, *StepReason]}
