@@ -77,7 +77,6 @@ class Instance:
             "vocab_size": limits.vocab_size,
             "max_waiting": limits.max_waiting,
             "ailing": self._engine.defect() is not None,  # a stall shows in the load figures, and so does its end
-            "standing": self.standing(),
             "kv_address": self._peers.address if self._peers else None,
             **self._device,
         }
