@@ -143,6 +143,9 @@ class Engine:
             step_age_s=self._loop.step_age_s,
             leased_pages=self._pool.leased,
             quarantined_pages=self._pool.quarantined,
+            decoding=len(scheduler.decoding),
+            decode_context_tokens=sum([len(request.tokens) for request in scheduler.decoding]),
+            queued_prefill_tokens=self._loop.queued_prefill_tokens,
         )
 
     def defect(self) -> str | None:

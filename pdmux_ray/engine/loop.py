@@ -57,6 +57,13 @@ class StepLoop:
         return len(self._inbox) + len(self._scheduler.waiting)
 
     @property
+    def queued_prefill_tokens(self) -> int:
+        """To be computed here of those that wait or have begun. Not of who waits for a fetch."""
+        waiting: list[Request] = [*self.enqueued, *self._scheduler.waiting]
+        to_begin = sum([len(request.tokens) - request.likely_hit_tokens for request in waiting if not request.peers])
+        return to_begin + sum([len(request.tokens) - request.computed_tokens for request in self._scheduler.prefilling])
+
+    @property
     def enqueued(self) -> list[Request]:
         """Who came since the last step."""
         return list(self._inbox.values())

@@ -31,6 +31,7 @@ class Request:
         "given_tokens",
         "handoff",
         "history",
+        "likely_hit_tokens",
         "limit_tokens",
         "next_publish_tokens",
         "pages",
@@ -75,6 +76,7 @@ class Request:
         self.computed_tokens = 0
         self.pages: list[int] = []
         self.cached_tokens = 0  # prompt tokens that its first start found in the prefix cache
+        self.likely_hit_tokens = 0  # by the prefix cache when it began to wait
         self.limit_tokens = min(context_length, self.prompt_tokens + params.max_tokens)
         self.peers = list(new.prefill_peers)  # that have not been tried yet
         self.fetch_deadline_s = min(_or_never(new.fetch_deadline_s), _or_never(new.deadline_s))

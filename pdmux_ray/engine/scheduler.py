@@ -69,8 +69,7 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Takes in a QUEUED request with a new id, later in arrival than all before."""
         self.requests[request.request_id] = request
-        self.waiting.put(request)
-        self.handoffs.enqueued(request)
+        self._wait(request)
         self.timeline.arrived(request.history[0][0], request.request_id, request.prompt_tokens)
 
     def plan(self, now: float) -> StepPlan:
@@ -146,8 +145,7 @@ class Scheduler:
         self._queue(request).remove(request)
         request.give_up_pages(self.pool)
         request.move(Phase.QUEUED, now)
-        self.waiting.put(request)
-        self.handoffs.enqueued(request)
+        self._wait(request)
 
     # Ends without a token.
 
@@ -189,6 +187,11 @@ class Scheduler:
             for request in queue:
                 _check_request(request, phase, self.pool.page_size)
         self.pool.check_integrity(self._page_lists(), *self.handoffs.page_lists())
+
+    def _wait(self, request: Request) -> None:
+        request.likely_hit_tokens = request.prefix_hit(self.pool).tokens
+        self.waiting.put(request)
+        self.handoffs.enqueued(request)
 
     def _decide(self) -> StepPlan:
         return plan_step(self, self._batch_limits)

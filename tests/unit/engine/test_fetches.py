@@ -184,6 +184,20 @@ def test_a_request_for_which_there_are_no_pages_waits_for_them_and_is_then_fetch
     assert link.decode.counters.fetch_choices[FetchReason.ROOM] == 1
 
 
+def test_what_waits_for_a_fetch_is_no_prefill_to_come_until_there_is_no_peer_left(pair: Pair) -> None:
+    link, _ = pair()
+    link.decode.submit(remote("r", range(22)))
+    assert link.decode.load().queued_prefill_tokens == 0
+    link.decode.step()
+    assert link.decode.load().queued_prefill_tokens == 0
+    link.lose(*link.pushes)
+    link.decode.submit(request("behind", [3] * 20))
+    assert link.decode.load().queued_prefill_tokens == 20
+    link.decode.step()
+    assert (link.decode.load().decoding, link.decode.counters.prefill_tokens) == (1, 22)
+    assert link.decode.load().queued_prefill_tokens == 20
+
+
 def test_who_waits_for_pages_until_the_fetch_is_due_is_prefilled_here(pair: Pair) -> None:
     link, log = pair(pages=16)
     link.decode.submit(request("here", [3] * 36, max_tokens=25))

@@ -328,3 +328,23 @@ def test_load_counts_requests_pages_and_steps(worlds: Worlds) -> None:
     engine.step()
     load = engine.load()
     assert (load.running, load.waiting, load.free_pages, load.total_pages, load.steps) == (1, 2, 62, 64, 1)
+
+
+def test_load_counts_what_decodes_and_what_is_to_be_prefilled_without_what_the_cache_has(worlds: Worlds) -> None:
+    engine, _ = worlds(limits(mode=Mode.CHUNKED, max_batch=2))
+    assert work(engine) == (0, 0, 0)
+    engine.submit(request("a", range(10)))
+    assert work(engine) == (0, 0, 10)
+    engine.step()
+    assert work(engine) == (0, 0, 2)
+    engine.step()
+    assert work(engine) == (1, 11, 0)
+    engine.submit(request("b", range(20)))
+    engine.submit(request("c", range(20)))
+    engine.step()  # 7 tokens beside the decode
+    assert work(engine) == (1, 12, (20 - 2 * PAGE - 7) + (20 - 2 * PAGE))
+
+
+def work(engine: Engine) -> tuple[int, int, int]:
+    load = engine.load()
+    return load.decoding, load.decode_context_tokens, load.queued_prefill_tokens

@@ -1,0 +1,135 @@
+"""When a request's first token would come, and what it would do to gaps between tokens, on every way it could take.
+
+    local    T = (queue + own) / share
+    fetched  T = (queue + own) / share of the prefill instance, its own part beside the transfer, then D's next decode step
+
+`queue` and `own` are prefills on the whole device, `share` what the decodes there leave of it: with lanes an engine keeps its
+ITL objective, so that of each such interval a prefill gets what is not one decode step. In one pass, a decode step rides along
+with every `one_pass_tokens`. A push follows the layers, so the longer one of computing and pushing counts, and one layer of
+the other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from pdmux_ray.policy.views import InstanceCosts, InstanceView, Piece
+from pdmux_ray.types import Role
+
+if TYPE_CHECKING:
+    from pdmux_ray.policy.routing import RouteAsk, RouteLimits
+
+QUEUE_PIECE = 512  # tokens: what is queued is thought to be made of such prompts, whatever their number
+LEAST_SHARE = 0.1  # of the device, for a prefill beside decodes that take all that the objective allows
+HANDOFF_S = 0.005  # messages of one transfer, until both ends have begun
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """Of one way: decoded there, prefilled by `prefill` (None: where it is decoded)."""
+
+    decode: str
+    prefill: str | None
+    ttft_s: float
+    gap_s: float  # 99 % bound of the decode instance's steps when it and all that are due there decode
+    keeps: bool  # both objectives, with pages for its prompt now: without, it would wait for who knows how long
+    cost: float  # the sum of both in objectives
+
+
+class _Prefill(NamedTuple):
+    queue_s: float
+    own_s: float
+    room: bool
+
+
+def predictions(
+    ask: RouteAsk,
+    decoders: Sequence[InstanceView],
+    peers: Sequence[InstanceView],
+    limits: RouteLimits,
+    costs: Mapping[str, InstanceCosts],
+) -> Iterator[Prediction]:
+    """Every way: each of `decoders` with each of `peers` that it reaches, and alone, unless it only decodes and reaches one."""
+    exports = [(peer, _prefill(ask.prompt_tokens - 1, peer, ask, limits, costs[peer.instance_id])) for peer in peers]
+    for view in decoders:
+        own, missing = costs[view.instance_id], ask.to_fetch(view.instance_id)
+        local = _prefill(ask.prompt_tokens, view, ask, limits, own)
+        gap_s = _gap_s(ask, view, own)
+        reached = [export for export in exports if missing and view.reaches(export[0])]
+        if view.role is not Role.DECODE or not reached:
+            longest_s = max(gap_s, _one_pass_s(ask, view, own))
+            yield _judged(ask, view, None, local.queue_s + local.own_s, longest_s, local.room, limits)
+        transfer_s = missing * limits.kv_bytes_per_token / limits.bandwidth
+        for peer, there in reached:
+            short_s, long_s = sorted((there.own_s, transfer_s))
+            landed_s = there.queue_s + long_s + short_s / costs[peer.instance_id].layers
+            ttft_s = landed_s + HANDOFF_S + _first_step_s(ask, view, own)
+            yield _judged(ask, view, peer, ttft_s, gap_s, local.room and there.room, limits)
+
+
+def _judged(
+    ask: RouteAsk,
+    decode: InstanceView,
+    prefill: InstanceView | None,
+    ttft_s: float,
+    gap_s: float,
+    room: bool,
+    limits: RouteLimits,
+) -> Prediction:
+    allowed_s = limits.ttft_s + limits.ttft_s_per_token * ask.prompt_tokens
+    keeps = room and ttft_s <= allowed_s and gap_s <= limits.itl_s
+    cost = (ttft_s if allowed_s == math.inf else ttft_s / allowed_s) + gap_s / limits.itl_s
+    return Prediction(decode.instance_id, prefill.instance_id if prefill is not None else None, ttft_s, gap_s, keeps, cost)
+
+
+def _prefill(tokens: int, view: InstanceView, ask: RouteAsk, limits: RouteLimits, costs: InstanceCosts) -> _Prefill:
+    """Of the first `tokens` of the prompt, after all that is queued there."""
+    piece = _piece(tokens, view, ask)
+    own_s = _alone_s(piece, costs)
+    queued = view.queued_prefill_tokens + view.on_their_way_tokens
+    queue_s = _alone_s(Piece(QUEUE_PIECE, 0), costs) * queued / QUEUE_PIECE
+    pages = -(-(tokens + 1) // limits.page_size) - piece.prior_tokens // limits.page_size
+    room = pages <= view.free_pages
+    if not view.decode_batch:
+        return _Prefill(queue_s, own_s, room)
+    decode = costs.model.decode(view.decode_batch, view.decode_context_tokens, costs.units, 0)
+    if costs.one_pass_tokens is None:
+        share = max(1.0 - decode.bound_s / limits.itl_s, LEAST_SHARE)
+        return _Prefill(queue_s / share, own_s / share, room)
+    step_s, chunk = decode.predicted_s, costs.one_pass_tokens
+    return _Prefill(queue_s + step_s * (queued // chunk), own_s + step_s * (1 + piece.new_tokens // chunk), room)
+
+
+def _gap_s(ask: RouteAsk, view: InstanceView, costs: InstanceCosts) -> float:
+    batch = view.running + view.waiting + view.on_their_way + 1
+    context = view.decode_context_tokens + view.queued_prefill_tokens + view.on_their_way_tokens + ask.prompt_tokens
+    return costs.model.decode(batch, context, costs.units, 0).bound_s
+
+
+def _one_pass_s(ask: RouteAsk, view: InstanceView, costs: InstanceCosts) -> float:
+    """A step with its prefill, or a chunk of it; 0 when there is none, or nobody decodes."""
+    if costs.one_pass_tokens is None or not view.decode_batch:
+        return 0.0
+    piece = _piece(ask.prompt_tokens, view, ask)
+    chunk = Piece(int(min(piece.new_tokens, costs.one_pass_tokens)), piece.prior_tokens)
+    return costs.model.mixed(view.decode_batch, view.decode_context_tokens, (chunk,), costs.units).bound_s
+
+
+def _first_step_s(ask: RouteAsk, view: InstanceView, costs: InstanceCosts) -> float:
+    """From the last byte to the first token: the step under way is half over, on average, and then comes its own."""
+    batch, context = view.decode_batch + 1, view.decode_context_tokens + ask.prompt_tokens
+    step_s = costs.model.decode(batch, context, costs.units, 0).predicted_s
+    return 1.5 * step_s if view.decode_batch else step_s
+
+
+def _alone_s(piece: Piece, costs: InstanceCosts) -> float:
+    return costs.model.prefill((piece,), costs.layers, costs.units, 0).predicted_s
+
+
+def _piece(tokens: int, view: InstanceView, ask: RouteAsk) -> Piece:
+    """What an instance has to compute of them: the last one always."""
+    cached = min(ask.cached.get(view.instance_id, 0), tokens - 1)
+    return Piece(tokens - max(cached, 0), max(cached, 0)) if tokens > 0 else Piece(1, 0)
