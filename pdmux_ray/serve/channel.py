@@ -204,6 +204,8 @@ class Switchboard:
                 each.send(["standing", self._engine.standing()])
             caller.send(["reply", number, refusal, self._engine.load()])
         elif frame[0] == "peers":
+            if not isinstance(frame[1], dict) or not all(isinstance(address, str) for address in frame[1].values()):
+                raise ConnectionError("peers that are no map of addresses")
             self._engine.meet(frame[1])
 
     def _deliver(self, sink: str, events: list[wire.Event]) -> None:
@@ -312,11 +314,16 @@ class Line:
         if self._writer is not None and not self._writer.transport.is_closing():
             self._send(["abort", request_ids])
 
+    def hang_up(self) -> None:
+        """Ends the line, and `listen` with it."""
+        if self._writer is not None:
+            self._writer.transport.abort()
+
     async def _keep_alive(self) -> None:
         """Pings on its own clock, whatever else the gateway waits for; hangs up on an instance that is silent for too long."""
         while self._writer is not None and not self._writer.transport.is_closing():
             if time.monotonic() - self._heard_s > SILENCE_LIMIT_S:
-                self._writer.transport.abort()
+                self.hang_up()
                 return
             self._send(["ping"])
             await asyncio.sleep(HEARTBEAT_S)

@@ -26,6 +26,7 @@ from pdmux_ray.types import Load, NewRequest, Role
 SHOWN_S = 0.25  # a prompt shows in the figures of who prefills it from so long on: it may come there by way of another instance
 
 LONELY_PERIOD_S = 0.5  # discovery while no instance is linked
+WATCH_PERIOD_S = 1.0  # an instance that hangs at two looks in a row is hung up on, when it has requests that another could take
 
 MIN_RETRY_S, MAX_RETRY_S = 0.5, 30.0  # before a line that did not last is tried again; doubles with each failure
 
@@ -106,10 +107,11 @@ class Link:
             decode_context_tokens=load.decode_context_tokens if load else 0,
             queued_prefill_tokens=load.queued_prefill_tokens if load else 0,
             on_their_way_tokens=sum(tokens for _, tokens in promised),
+            peers=self.peers,
         )
 
     def candidate(self) -> Candidate:
-        return Candidate(self.view(), self.device, self.load.total_pages if self.load else 0, self.peers)
+        return Candidate(self.view(), self.device, self.load.total_pages if self.load else 0)
 
     def trouble(self, limits: FitnessLimits) -> str | None:
         """Why it is given no requests, in words that a client may read; None when it is."""
@@ -150,6 +152,11 @@ class Link:
         if request_ids:
             self.line.abort(request_ids)
 
+    @property
+    def busy(self) -> bool:
+        """Whether it has requests that are not finished."""
+        return bool(self._mailboxes)
+
     def fail(self) -> int:
         """The line is down for good. How many requests were on it."""
         lost = len(self._mailboxes)
@@ -183,6 +190,7 @@ class Links:
 
     def start(self) -> None:
         self._keep(asyncio.create_task(self._discover()))
+        self._keep(asyncio.create_task(self._watch()))
 
     async def close(self) -> None:
         for task in self._tasks:
@@ -270,6 +278,20 @@ class Links:
             except Exception as error:  # there is no replica yet, say; the lines themselves show who is well
                 log.debug("Listing the instances failed: %r", error)
             await asyncio.sleep(self._period_s if self.by_id else min(self._period_s, LONELY_PERIOD_S))
+
+    async def _watch(self) -> None:
+        """An instance that hangs loses its line, so that its requests go on elsewhere. Where there is no other they wait."""
+        hung: set[Link] = set()
+        while True:
+            await asyncio.sleep(WATCH_PERIOD_S)
+            links = self.by_id.values() if self.open() else ()
+            hangs = {link for link in links if link.busy and unfit(link.view(), self._limits) in (Unfit.SILENT, Unfit.STALLED)}
+            for link in hangs & hung:
+                log.warning(
+                    "Instance %s hangs: %s. Its requests go on elsewhere.", link.instance_id, link.trouble(self._limits)
+                )
+                link.line.hang_up()
+            hung = hangs
 
     def _meet(self, description: dict[str, Any]) -> None:
         instance_id = description["instance_id"]

@@ -9,14 +9,14 @@ import math
 import random
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from pdmux_ray.config import AppConfig, EngineConfig, RoutingConfig
 from pdmux_ray.engine.fake_runner import linear_costs
 from pdmux_ray.latency.loading import read_costs
-from pdmux_ray.policy.decisions import RouteChoice, RouteReason
+from pdmux_ray.policy.decisions import RouteChoice
 from pdmux_ray.policy.routing import FitnessLimits, RouteAsk, RouteLimits, choose_route
 from pdmux_ray.policy.views import CostModel, InstanceCosts, InstanceView
 from pdmux_ray.serve.prefixes import PrefixIndex
@@ -48,7 +48,6 @@ class Candidate:
     view: InstanceView
     device: Device
     pages: int  # of its pool
-    linked: Collection[str]  # instances that it can get KV from now
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +88,6 @@ class Router:
         choice = choose_route(RouteAsk(len(prompt), cached), views, limits, self._costs(candidates), self._rng)
         if choice.instance_id is None:
             return choice, 0
-        if choice.prefill:
-            choice = _reachable(choice, candidates[choice.instance_id].linked)
         prefills = choice.prefill[0] if choice.prefill else choice.instance_id
         for name in {choice.instance_id, prefills}:
             self._index.sent(name, pages, candidates[name].pages, now)
@@ -135,12 +132,6 @@ def bandwidth_of(figures: Iterable[Figures]) -> float | None:
 def _number(figures: Figures, name: str) -> float:
     value = figures.get(name, 0.0)
     return value if isinstance(value, float | int) else 0.0
-
-
-def _reachable(choice: RouteChoice, linked: Collection[str]) -> RouteChoice:
-    """Without the instances that the one that decodes is not linked to: a prompt is rather prefilled there at once."""
-    prefill = tuple(name for name in choice.prefill if name in linked)
-    return replace(choice, prefill=prefill, reason=choice.reason if prefill else RouteReason.NO_PREFILL_FIT)
 
 
 def _model(engine: EngineConfig) -> CostModel | None:

@@ -33,6 +33,11 @@ def test_a_topology_gives_each_rank_a_role() -> None:
     assert parse_app_config(config.model_dump(mode="json")) == config
 
 
+@pytest.mark.parametrize("path", sorted((Path(__file__).parents[2] / "configs").glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_config_that_comes_along_is_valid(path: Path) -> None:
+    load_app_config(path)
+
+
 def test_no_args_means_all_defaults() -> None:
     assert parse_app_config({}) == AppConfig()
 

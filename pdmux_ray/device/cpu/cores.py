@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 _TOPOLOGY = ("physical_package_id", "core_id")
@@ -30,3 +32,21 @@ def neighbouring_cores(system: Path = Path("/sys/devices/system/cpu")) -> list[i
             return [], cpu
 
     return sorted(os.sched_getaffinity(0), key=place)
+
+
+@contextmanager
+def own_cores(place: int, count: int | None) -> Iterator[None]:
+    """Within, the calling thread sees only `count` of its cores: those of the `place`-th of several that share the machine.
+
+    So threads that two instances pin do not meet on one core while another one is idle. All cores when `count` is None, and
+    where there are not enough.
+    """
+    cores = neighbouring_cores()
+    own = cores if count is None else cores[place * count : (place + 1) * count]
+    if count is not None and len(own) < count:
+        own = cores
+    os.sched_setaffinity(0, own)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, cores)

@@ -130,6 +130,15 @@ async def test_a_refusal_comes_back_with_fresh_load_figures() -> None:
         assert caller.loads[-1] == [0, 0, 10, 10, 0, 0.0]
 
 
+@pytest.mark.parametrize("peers", [["p"], {"p": 5600}, None], ids=str)
+async def test_peers_without_addresses_end_the_line_that_names_them_and_reach_nobody(peers: Any) -> None:
+    async with connected() as (engine, _, caller, listening):
+        caller.line.name_peers(peers)
+        with pytest.raises(ConnectionError):
+            await listening
+        assert engine.peers == {}
+
+
 async def test_a_timeline_comes_page_by_page() -> None:
     async with connected() as (_, _, caller, _):
         first, second = await caller.line.timeline(0, 60.0), await caller.line.timeline(2, 60.0)

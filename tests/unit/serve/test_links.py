@@ -13,8 +13,9 @@ from pdmux_ray.policy.decisions import RouteReason
 from pdmux_ray.serve import channel, links, wire
 from pdmux_ray.serve.channel import Switchboard, pack
 from pdmux_ray.serve.links import Links
+from pdmux_ray.serve.mailbox import Mailbox
 from pdmux_ray.serve.router import Router, RouterSettings
-from pdmux_ray.types import Role
+from pdmux_ray.types import NewRequest, Role, SamplingParams
 from tests.unit.serve.test_channel import EngineSeen, until
 
 PERIOD_S = 0.01
@@ -148,6 +149,32 @@ async def test_discovery_survives_any_answer() -> None:
         async with switchboard(fleet, "one"):
             await until(found.open)
             assert found.open()
+
+
+class Hanging(EngineSeen):
+    """Its step does not end."""
+
+    def load(self) -> wire.PackedLoad:
+        return (1, 0, 10, 10, 0, 1e6)
+
+
+async def test_an_instance_that_hangs_loses_its_requests_to_another_and_keeps_them_while_there_is_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(links, "WATCH_PERIOD_S", PERIOD_S)
+    fleet, hanging, mailbox = Fleet(), Hanging(), Mailbox(lambda: None)
+    async with switchboard(fleet, "hangs", hanging), linked(fleet) as found:
+        await until(lambda: found.loads())
+        await found.by_id["hangs"].submit({0: NewRequest("r", (1,), SamplingParams())}, mailbox, 60.0)
+        waiting = asyncio.create_task(mailbox.take())
+        await asyncio.sleep(5 * PERIOD_S)
+        assert not waiting.done()
+        async with switchboard(fleet, "well"):
+            async with asyncio.timeout(5):
+                with pytest.raises(InstanceUnavailableError, match="went away"):
+                    await waiting
+            await until(lambda: hanging.aborted == ["r"])
+            await until(lambda: "hangs" in found.troubles())  # it is linked again, and given nothing
 
 
 def instance(role: Role) -> EngineSeen:

@@ -25,8 +25,9 @@ def candidate(name: str, role: Role = Role.MUX, *linked: str, waiting: int = 0) 
         leaving=False,
         ailing=False,
         role=role,
+        peers=frozenset(linked),
     )
-    return Candidate(view, DEVICE, 100, linked)
+    return Candidate(view, DEVICE, 100)
 
 
 def router(policy: str = "threshold", *, topology: bool = True, **engine: object) -> Router:
