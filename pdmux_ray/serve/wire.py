@@ -78,8 +78,8 @@ def is_last(event: Event) -> bool:
 
 def pack_load(load: Load) -> PackedLoad:
     figures = (load.running, load.waiting, load.free_pages, load.total_pages, load.steps, load.step_age_s)
-    figures += (load.leased_pages, load.quarantined_pages)
-    return (*figures, load.decoding, load.decode_context_tokens, load.queued_prefill_tokens)
+    work = (load.decoding, load.decode_context_tokens, load.queued_prefill_tokens)
+    return (*figures, load.leased_pages, load.quarantined_pages, *work)
 
 
 def unpack_load(load: PackedLoad) -> Load:
