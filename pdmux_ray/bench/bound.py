@@ -10,24 +10,22 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from pdmux_ray.bench.load import targets
 from pdmux_ray.bench.timeline import Fetched, fetch
 from pdmux_ray.errors import ConfigError, PdmuxError
-from pdmux_ray.metrics.lifeline import quantile
+from pdmux_ray.metrics.predictions import Judged
 from pdmux_ray.metrics.trace import DECODE, PREFILL, Event, events_of
 from pdmux_ray.report import figures
 
 FILE = "steps.jsonl"  # [kind, mode, predicted, bound, measured], seconds
 OVER_LIMIT = 0.02  # share of steps over their bound
-ERROR_LIMIT = 0.10  # median of |predicted - measured| / measured
+ERROR_LIMIT = 0.10  # median error
 KINDS = ("decode", "block", "pass")
 
 
@@ -65,33 +63,6 @@ def _step(event: Event) -> Step | None:
     return Step(kind, event["cat"], predicted_s, bound_s, event["dur"] / 1e6)
 
 
-@dataclass(frozen=True, slots=True)
-class Judged:
-    """Of at least one prediction."""
-
-    steps: int
-    over: int
-    median_error: float
-    p90_error: float
-
-    @classmethod
-    def of(cls, steps: Iterable[Step]) -> Judged | None:
-        told = [(s.predicted_s, s.bound_s, s.measured_s) for s in steps if s.predicted_s is not None and s.measured_s > 0]
-        if not told:
-            return None
-        errors = sorted(abs(predicted_s - measured_s) / measured_s for predicted_s, _, measured_s in told)
-        over = sum(bound_s is not None and measured_s > bound_s for _, bound_s, measured_s in told)
-        return cls(len(told), over, statistics.median(errors), quantile(errors, 0.9))
-
-    @property
-    def over_share(self) -> float:
-        return self.over / self.steps
-
-    @property
-    def holds(self) -> bool:
-        return self.over_share <= OVER_LIMIT and self.median_error <= ERROR_LIMIT
-
-
 def mode_shares(steps: Iterable[Step]) -> dict[str, float]:
     """Mode -> its share of the prefill work's time: which way of sharing the device was chosen while there was a choice."""
     seconds: dict[str, float] = {}
@@ -107,13 +78,17 @@ def table(by_target: Mapping[str, Sequence[Step]]) -> tuple[list[str], bool]:
     lines = ["| target | work | predicted steps | over the bound | median error | p90 error |", "|---|---|---|---|---|---|"]
     for target, steps in by_target.items():
         for kind in KINDS:
-            if judged := Judged.of(step for step in steps if step.kind == kind):
+            if judged := Judged.of(_times(step for step in steps if step.kind == kind)):
                 lines.append(_row(target, kind, judged))
-    whole = Judged.of(step for steps in by_target.values() for step in steps)
+    whole = Judged.of(_times(step for steps in by_target.values() for step in steps))
     if whole is None:
         return [*lines, "| all | | 0 | – | – | – |"], False
     lines.append(_row("**all**", f"limits {OVER_LIMIT:.0%} and {ERROR_LIMIT:.0%}", whole))
-    return lines, whole.holds
+    return lines, whole.over_share <= OVER_LIMIT and whole.median_error <= ERROR_LIMIT
+
+
+def _times(steps: Iterable[Step]) -> Iterator[tuple[float | None, float | None, float]]:
+    return ((step.predicted_s, step.bound_s, step.measured_s) for step in steps)
 
 
 def _row(target: str, work: str, judged: Judged) -> str:

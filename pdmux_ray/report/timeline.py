@@ -6,13 +6,13 @@ import statistics
 from collections.abc import Iterator, Sequence
 
 from pdmux_ray.metrics.lifeline import Lifeline
+from pdmux_ray.metrics.predictions import Judged
 from pdmux_ray.metrics.trace import DECODE, Event, Trace, UnitsChange, arrivals_of, events_of, means, units_of
 from pdmux_ray.report import charts, figures, series
 from pdmux_ray.report.page import Block, Chart, Grid, Key, Notes, Row, Section, Table, render
 from pdmux_ray.report.series import UnitsSample, Window
 
 AT_ONCE = 2e-4  # of the window: charts write times with five digits, and two values at one time would add up
-ROUNDING_MS = 1e-3
 
 _RAIN = Key("prompts as they arrive, height by tokens", "var(--rain)", "box")
 
@@ -83,13 +83,12 @@ def _uses(slices: Sequence[Event], span_s: float) -> Table:
 
 def _figures(events: Sequence[Event], span_s: float) -> list[str]:
     took_ms = [event["dur"] / 1e3 for event in events]
-    predicted = [(ms, event["args"]) for ms, event in zip(took_ms, events, strict=True) if "predicted ms" in event["args"]]
-    errors = [abs(ms - args["predicted ms"]) / ms for ms, args in predicted if ms]
-    over = [ms > args["99 % bound ms"] + ROUNDING_MS for ms, args in predicted]
+    told = [(ms, event["args"]) for ms, event in zip(took_ms, events, strict=True) if "predicted ms" in event["args"]]
+    judged = Judged.of((args["predicted ms"] / 1e3, args["99 % bound ms"] / 1e3, ms / 1e3) for ms, args in told)
     return [
         f"{len(events):,}",
         figures.percent(min(1.0, sum(took_ms) / 1e3 / span_s)) if span_s else figures.NONE,
         figures.significant(statistics.median(took_ms)),
-        figures.percent(statistics.median(errors)) if errors else figures.NONE,
-        figures.percent(sum(over) / len(over)) if over else figures.NONE,
+        figures.percent(judged.median_error) if judged else figures.NONE,
+        figures.percent(judged.over_share) if judged else figures.NONE,
     ]

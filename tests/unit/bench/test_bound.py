@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pdmux_ray.bench import bound
-from pdmux_ray.bench.bound import Judged, Step
+from pdmux_ray.bench.bound import Step
 from pdmux_ray.bench.timeline import Fetched
 from pdmux_ray.engine import timeline
 from pdmux_ray.errors import ConfigError
@@ -52,14 +52,6 @@ def test_steps_from_before_the_run_are_left_out_on_the_clients_clock() -> None:
     (step,) = found
     assert step.predicted_s is None
     assert step.measured_s == pytest.approx(0.03)
-
-
-def test_the_share_over_the_bound_and_the_median_error_are_of_predicted_steps_alone() -> None:
-    judged = Judged.of([told(1.0), told(1.25), told(0.8), Step("decode", "split", None, None, 9.0)])
-    assert judged is not None
-    assert (judged.steps, judged.over) == (3, 1)
-    assert judged.median_error == pytest.approx(0.2)
-    assert Judged.of([Step("pass", "prefill_first", None, None, 1.0)]) is None
 
 
 @pytest.mark.parametrize(("over", "error", "holds"), [(2, 0.05, True), (3, 0.05, False), (0, 0.15, False)])
