@@ -1,4 +1,4 @@
-"""What an engine may do: resolved numbers, no "auto", no defaults (those stand in `pdmux_ray.config`)."""
+"""What an engine may do: resolved numbers, no "auto". Defaults of what can be configured stand in `pdmux_ray.config`."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ class EngineLimits:
 
 
 def with_lanes(runner: Runner | None, mode: Mode) -> LaneRunner:
-    """The runner, when its device can do this mode. Raises ConfigError."""
+    """The runner, when its device can do this mode, one that is not in one pass. Raises ConfigError: the only place that says
+    which modes need two units."""
     one_pass = " or ".join(mode.value for mode in ONE_PASS_MODES)
     if not isinstance(runner, LaneRunner):
         raise ConfigError(f"engine.mode: {mode.value} needs a device with lanes, which this one has not. Use {one_pass}.")

@@ -20,6 +20,7 @@ from pdmux_ray.device.base import build_runner
 from pdmux_ray.device.cpu.cores import neighbouring_cores
 from pdmux_ray.device.cpu.runner import CpuRunner
 from pdmux_ray.device.cpu.workers import MOST_SPLITS, splits_of, use_threads
+from pdmux_ray.engine.limits import with_lanes
 from pdmux_ray.engine.runner import StepBatch
 from pdmux_ray.errors import ConfigError
 from pdmux_ray.types import Mode, Split
@@ -247,12 +248,12 @@ def test_a_mode_of_one_pass_starts_no_workers_until_a_lane_is_used(model_dir: Pa
     runner.close()
 
 
-def test_one_core_has_no_splits_and_says_so(model_dir: Path) -> None:
-    for mode in (Mode.SPLIT, Mode.CAPPED):
-        with pytest.raises(ConfigError, match=f"mode: {mode.value} needs two cores.*time_shared works"):
-            make_runner(model_dir, mode=mode, threads=1)
+def test_one_core_has_no_splits_and_shares_its_time(model_dir: Path) -> None:
     runner, sequence = make_runner(model_dir, mode=Mode.TIME_SHARED, threads=1), Sequence(prompt(1, 5), [1, 2])
     assert (runner.units, runner.splits) == (1, ())
+    for mode in (Mode.SPLIT, Mode.CAPPED, Mode.AUTO):
+        with pytest.raises(ConfigError, match=f"mode: {mode.value} needs two units.*or use time_shared"):
+            with_lanes(runner, mode)
     expected = alone(runner, sequence, 1)
     prefill(runner, sequence, 1, split=Split(1, 1))
     assert sequence.tokens[5:] == expected

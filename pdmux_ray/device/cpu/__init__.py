@@ -1,1 +1,1 @@
-"""The CPU device: oneDNN matrix products, our own kernels for the rest, one runner."""
+"""The CPU device: one runner over kernels of our own; where those cannot run, oneDNN or plain torch."""

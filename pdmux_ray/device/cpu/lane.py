@@ -14,8 +14,8 @@ from pdmux_ray.model.decoder import Decoder
 
 
 @dataclass(slots=True)
-class Job:
-    """A step on its way through the layers; it may rest between any two of them."""
+class Forward:
+    """A step, or the prefills of a job, on the way through the layers; it may rest between any two of them."""
 
     step: StepTensors
     layers_done: int = 0
@@ -30,34 +30,34 @@ class Lane:
         self._decoder, self._page_size = decoder, page_size
         self._sampler = Sampler()
 
-    def job(self, batch: StepBatch) -> Job:
+    def begin(self, batch: StepBatch) -> Forward:
         """Reads the batch's tokens and pages; any lane may run it."""
-        return Job(StepTensors(batch, self._page_size, self._decoder.config.rope.dynamic))
+        return Forward(StepTensors(batch, self._page_size, self._decoder.config.rope.dynamic))
 
-    def advance(self, job: Job, end_layer: int) -> None:
+    def advance(self, forward: Forward, end_layer: int) -> None:
         with torch.inference_mode():
-            hidden = self._decoder.embed(job.step.token_ids) if job.hidden is None else job.hidden
-            job.hidden = self._decoder.run_layers(job.layers_done, end_layer, hidden, job.step.batch)
-        job.layers_done = end_layer
+            hidden = self._decoder.embed(forward.step.token_ids) if forward.hidden is None else forward.hidden
+            forward.hidden = self._decoder.run_layers(forward.layers_done, end_layer, hidden, forward.step.batch)
+        forward.layers_done = end_layer
 
-    def advance_unless(self, give_up: GiveUp, job: Job) -> bool:
+    def advance_unless(self, give_up: GiveUp, forward: Forward) -> bool:
         """All layers, one by one, asking before each; False when given up."""
-        for layer in range(job.layers_done, self.layers):
+        for layer in range(forward.layers_done, self.layers):
             if give_up():
                 return False
-            self.advance(job, layer + 1)
+            self.advance(forward, layer + 1)
         return True
 
-    def finish(self, job: Job) -> StepOutput:
-        """The tokens of a job that is through all layers."""
-        step, hidden = job.step, job.hidden
+    def finish(self, forward: Forward) -> StepOutput:
+        """The tokens of one that is through all layers."""
+        step, hidden = forward.step, forward.hidden
         if not step.sampled or hidden is None:
             return StepOutput()
         with torch.inference_mode():
             logits = self._decoder.logits(hidden if len(step.rows) == len(hidden) else hidden[step.rows])
             return self._sampler.sample(logits, step.sampled)
 
-    def block(self, job: Job, end_layer: int) -> StepOutput | None:
-        """The job's layers up to `end_layer`; the sampled tokens after the last."""
-        self.advance(job, end_layer)
-        return self.finish(job) if end_layer == self.layers else None
+    def block(self, forward: Forward, end_layer: int) -> StepOutput | None:
+        """The layers up to `end_layer`; the sampled tokens after the last."""
+        self.advance(forward, end_layer)
+        return self.finish(forward) if end_layer == self.layers else None

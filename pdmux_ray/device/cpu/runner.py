@@ -15,15 +15,14 @@ import torch
 from pdmux_ray.config import EngineConfig
 from pdmux_ray.device.base import thread_settings
 from pdmux_ray.device.cpu.cores import neighbouring_cores, usable_cores
-from pdmux_ray.device.cpu.lane import Job, Lane
+from pdmux_ray.device.cpu.lane import Forward, Lane
 from pdmux_ray.device.cpu.ops import CpuOps, make_ops
 from pdmux_ray.device.cpu.workers import PREFILL_NICE, Workers, splits_of, use_threads
 from pdmux_ray.device.kv_pool import allocate_on_cpu, layout_for
 from pdmux_ray.engine.runner import GiveUp, PrefillSlice, StepBatch, StepOutput, never
-from pdmux_ray.errors import ConfigError
 from pdmux_ray.model.config import DecoderConfig
 from pdmux_ray.model.decoder import load_decoder
-from pdmux_ray.types import ONE_PASS_MODES, Mode, Split
+from pdmux_ray.types import ONE_PASS_MODES, Split
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +42,7 @@ class CpuRunner:
 
     Without a split the calling thread and its own team compute, on all cores. The lanes' workers start with the runner in modes
     that need them, else when first used. Raises ConfigError, UnsupportedModelError or WeightsError when the model cannot be
-    loaded, or the mode needs more cores than there are.
+    loaded or the pool has no page, OSError when a worker may not use its cores.
     """
 
     def __init__(self, model_dir: Path, config: EngineConfig) -> None:
@@ -54,11 +53,6 @@ class CpuRunner:
         self.threads = config.threads or usable_cores()
         self.layers, self.units = model.layers, min(self.threads, usable_cores())
         self.splits = splits_of(self.units)
-        if config.mode in (Mode.SPLIT, Mode.CAPPED) and not self.splits:
-            raise ConfigError(
-                f"mode: {config.mode.value} needs two cores, and there is one (usable cores, `engine.threads`); "
-                f"mode: {Mode.TIME_SHARED.value} works with one"
-            )
         layout = layout_for(config.kv_cache_gib, model.layers, model.kv_heads, model.head_dim, config.page_size, self.dtype)
         self.layout, self.pages, self.page_size = layout, layout.pages, layout.page_size
         pool = allocate_on_cpu(layout, self.dtype)
@@ -71,9 +65,9 @@ class CpuRunner:
         self._prefill: Lane | None = Lane(decoder.with_ops(type(ops)(pool)), self.page_size)
         self._workers: Workers | None = None
         self._step_thread = 0
-        self._launched: Job | Future[StepOutput] | None = None
+        self._launched: Forward | Future[StepOutput] | None = None
         self._given_up = False
-        self._jobs: dict[int, Job] = {}
+        self._jobs: dict[int, Forward] = {}
         self._block: _InFlight | None = None
         self.block_s = 0.0
         if config.mode not in ONE_PASS_MODES:
@@ -88,22 +82,22 @@ class CpuRunner:
         if self._block is not None:
             raise RuntimeError("a step without a split needs every unit, but a block is in flight: collect it first")
         self._use_threads()
-        job = lane.job(batch)
+        forward = lane.begin(batch)
         if batch.prefills:
-            self._given_up = not lane.advance_unless(give_up, job)
+            self._given_up = not lane.advance_unless(give_up, forward)
         else:
-            lane.advance(job, lane.layers)
-        self._launched = job
+            lane.advance(forward, lane.layers)
+        self._launched = forward
 
     def _launch_decodes(self, lane: Lane, batch: StepBatch, split: Split) -> None:
         if batch.prefills:
             raise ValueError("a step with a split has decodes only; prefills are jobs")
 
         def step() -> StepOutput:
-            lane.advance(job, lane.layers)
-            return lane.finish(job)
+            lane.advance(forward, lane.layers)
+            return lane.finish(forward)
 
-        worker, job = self._ready_workers().decode(split), lane.job(batch)
+        worker, forward = self._ready_workers().decode(split), lane.begin(batch)
         self._launched = worker.submit(step)
 
     def collect(self) -> StepOutput | None:
@@ -118,7 +112,7 @@ class CpuRunner:
     def open_job(self, job_id: int, slices: Sequence[PrefillSlice]) -> None:
         if job_id in self._jobs:
             raise ValueError(f"job {job_id} is open already")
-        self._jobs[job_id] = self._open(self._prefill).job(StepBatch([], slices))
+        self._jobs[job_id] = self._open(self._prefill).begin(StepBatch([], slices))
 
     def launch_block(self, job_id: int, end_layer: int, split: Split) -> None:
         job, lane = self._jobs[job_id], self._open(self._prefill)

@@ -75,9 +75,11 @@ class Workers:
             self._decode[d] = Worker(f"lane-decode-{d}", cores[units - d :], 0)
 
     def prefill(self, split: Split) -> Worker:
+        """Raises ValueError when no split of the device gives a prefill so many units."""
         return _choose(self._prefill, split.prefill_units, "prefill")
 
     def decode(self, split: Split) -> Worker:
+        """Raises ValueError when no split of the device gives decodes so many units."""
         return _choose(self._decode, split.decode_units, "decode")
 
     def close(self) -> None:
