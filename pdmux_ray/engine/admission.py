@@ -1,6 +1,7 @@
 """Refuses a request whose first token would come too late, at once and in its caller's thread.
 
-The step loop's state changes under way, so what a caller judges by is a note of how the engine stood when its step began.
+The step loop's state changes under way, so what a caller judges by is a note of who was in which queue, and how the device was
+shared, when its step began. The requests and jobs in it are the engine's own and go on: it sees how far they are by now.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from pdmux_ray.types import Mode, Split
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """A `policy.views.LanesView` of one moment. It looks up no prefixes, and has a page for every decode: nobody is
-    preempted in a prediction."""
+    """A `policy.views.LanesView` with the queues and the split of one moment. It looks up no prefixes, and has a page for every
+    decode: nobody is preempted in a prediction."""
 
     now: float
     page_size: int
@@ -58,14 +59,14 @@ class Admitter:
 
     def look(self) -> None:
         lanes = self._lanes
-        self._queues = lanes.decoding.noted, lanes.prefilling.noted, lanes.waiting.noted, tuple(lanes.jobs)
-        self._transferring = lanes.transferring.noted
+        queues = lanes.decoding.noted, lanes.prefilling.noted, lanes.waiting.noted, lanes.transferring.noted, tuple(lanes.jobs)
+        self._noted = *queues, lanes.split, lanes.mode, lanes.mode_since_s  # at once: others read it
 
     def check(self, request: Request, enqueued: Sequence[Request], now: float) -> None:
         """`enqueued`: who came since the last `look`. Raises QueueFullError when the first token is predicted to miss its
         objective, with how late it would be as the time after which to try again."""
         lanes = self._lanes
-        decoding, prefilling, waiting, jobs = self._queues
+        decoding, prefilling, waiting, transferring, jobs, split, mode, mode_since_s = self._noted
         view = Standing(
             now=now,
             page_size=lanes.page_size,
@@ -73,13 +74,13 @@ class Admitter:
             decoding=decoding,
             prefilling=prefilling,
             waiting=(*waiting, *enqueued),
-            transferring=self._transferring,
+            transferring=transferring,
             layers=lanes.layers,
             units=lanes.units,
             splits=lanes.splits,
-            split=lanes.split,
-            mode=lanes.mode,
-            mode_since_s=lanes.mode_since_s,
+            split=split,
+            mode=mode,
+            mode_since_s=mode_since_s,
             jobs=jobs,
         )
         hit = request.prefix_hit(lanes.pool)
