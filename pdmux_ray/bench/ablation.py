@@ -21,7 +21,7 @@ from rich.console import Console
 
 from pdmux_ray.bench import bound, settings
 from pdmux_ray.bench.cli import TOKEN_IDS
-from pdmux_ray.bench.compare_peer import MIN_OUTPUT_TOKENS, SHAPES, SLO, claim_all
+from pdmux_ray.bench.compare_peer import MIN_OUTPUT_TOKENS, SHAPES, SLO, reserve_all
 from pdmux_ray.bench.load.offer import Offer
 from pdmux_ray.bench.load.outcome import measured, write_report
 from pdmux_ray.bench.load.session import Session
@@ -164,7 +164,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args, console = parser().parse_args(argv), Console(stderr=True)
     try:
         study = make_study(args, console)
-        claim_all([args.out, *(args.out / name for name in study.names)], args.force)
+        reserve_all([args.out, *(args.out / name for name in study.names)], args.force)
         study.describe()
         profile = settings.profile_for(study.names, args.profile, study.model, args.out, console)
         study = replace(study, command=partial(_command, profile))

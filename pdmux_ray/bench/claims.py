@@ -13,12 +13,10 @@ from enum import Enum
 
 from pdmux_ray.bench.load.comparison import goodput_ratio
 from pdmux_ray.bench.load.session import Session
-from pdmux_ray.bench.settings import PEER
+from pdmux_ray.bench.settings import AUTO, FIXED, PEER
 from pdmux_ray.metrics.goodput import Bound
 from pdmux_ray.report import figures
 
-AUTO = "auto"
-FIXED = ("prefill_first", "chunked-64", "chunked-128", "chunked-256", "chunked-512", "split", "capped", "time_shared")
 LONG_IN = "loogle"
 OF_BEST = 0.97
 TIMES = 2.0
@@ -76,6 +74,7 @@ def _of_shape(shape: str, sessions: Mapping[str, Session]) -> Iterator[Claim]:
 
 
 def claim(shape: str, auto: Session | None, other: Session | None, limit: float, over: str) -> Claim:
+    """`over`: what the other one is called. Without a figure of both, or when neither held a rate, there is no ratio."""
     if auto is None or other is None or not auto.points() or not other.points():
         return Claim(shape, over, limit, None)
     ours, theirs = auto.summary(), other.summary()

@@ -24,7 +24,7 @@ from pdmux_ray.bench import bound, claims, settings
 from pdmux_ray.bench.cli import TOKEN_IDS
 from pdmux_ray.bench.load.compare import conclude
 from pdmux_ray.bench.load.offer import Offer
-from pdmux_ray.bench.load.outcome import claim, measured, write_report
+from pdmux_ray.bench.load.outcome import measured, reserve, write_report
 from pdmux_ray.bench.study import MAX_CONTEXT, REQUESTS, Extent, Shape, Study, measured_sessions
 from pdmux_ray.errors import ConfigError, PdmuxError
 from pdmux_ray.metrics.goodput import Slo
@@ -34,7 +34,7 @@ from pdmux_ray.workload.scaling import Scaling
 from pdmux_ray.workload.source import load_workload
 
 MIN_OUTPUT_TOKENS = 8  # a shorter one has no ITL to speak of
-TARGETS = ("prefill_first", "chunked-64", "chunked-128", "chunked-256", "chunked-512", "split", "capped", "time_shared", "auto")
+TARGETS = (*settings.FIXED, settings.AUTO)
 SLO = "ttft=5x,itl=3x"
 MINUTES, QUICK_MINUTES = 40.0, 8.0
 QUICK_REQUESTS = 10  # of a run, where there is no time for more
@@ -111,7 +111,7 @@ def conclude_all(directory: Path, study: Study) -> bool:
     ]
     (directory / "tables.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
     print("\n" + "\n".join(lines))
-    return claims.all_hold(found) and (predicted_well or not settings.needs_profile(study.names))
+    return claims.all_hold(found) and (predicted_well or not settings.have_lanes(study.names))
 
 
 def goodputs(study: Study) -> list[str]:
@@ -137,7 +137,7 @@ def mode_table(steps: dict[str, dict[str, list[bound.Step]]]) -> list[str]:
     for shape, by_target in steps.items():
         for target, of_target in by_target.items():
             shares = bound.mode_shares(of_target)
-            if target == claims.AUTO or len(shares) > 1:
+            if target == settings.AUTO or len(shares) > 1:
                 words = ", ".join(f"{mode} {share:.0%}" for mode, share in shares.items()) or figures.NONE
                 lines.append(f"| {shape} | {target} | {words} |")
     return lines
@@ -147,10 +147,10 @@ def _steps(shape: Shape, names: Sequence[str]) -> dict[str, list[bound.Step]]:
     return {name: steps for name in names if (steps := bound.read(shape.directory / name))}
 
 
-def claim_all(directories: Sequence[Path], force: bool) -> None:
+def reserve_all(directories: Sequence[Path], force: bool) -> None:
     """Makes them all, without results of an earlier run. Raises ConfigError."""
     for directory in directories:
-        claim(directory, force)
+        reserve(directory, force)
         (directory / bound.FILE).unlink(missing_ok=True)
 
 
@@ -159,7 +159,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args, console = parser().parse_args(argv), Console(stderr=True)
     try:
         study = make_study(args, console)
-        claim_all([d for s in study.shapes for d in (s.directory, *(s.directory / name for name in study.names))], args.force)
+        reserve_all([d for s in study.shapes for d in (s.directory, *(s.directory / name for name in study.names))], args.force)
         study.describe()
         began_s = time.monotonic()
         profile = settings.profile_for(study.names, args.profile, study.model, args.out, console)

@@ -50,8 +50,9 @@ ALONE_S = 1.0
 SETTLE_S = 0.5  # after a repetition: what was left leaves the server
 PATIENCE_S = 60.0  # with a repetition
 REPETITION_S = 5.0  # for the forecast
-TARGETS = ("auto", "split", "capped", "time_shared", "prefill_first", "chunked-256", "chunked-512")
-JUDGED = ("auto", "split")
+SMALL_CHUNKS = ("chunked-64", "chunked-128")  # not among the default: larger ones show what chunks do to readers
+TARGETS = (settings.AUTO, *(name for name in settings.FIXED if name not in SMALL_CHUNKS))
+JUDGED = (settings.AUTO, "split")
 LARGEST_LIMIT, P99_LIMIT = 3.0, 2.5  # over the median alone
 SLO = "ttft=5x,itl=3x"
 
@@ -174,7 +175,7 @@ async def _all_have(streams: Sequence[Lifeline], tokens: int, after_s: float = 0
 
 
 def objectives(model: Path, slo: str, console: Console) -> Slo:
-    """From the latencies of an idle server."""
+    """From the latencies of an idle server. Raises PdmuxError when it does not start or answer, or `slo` is none."""
     with settings.served(settings.command(settings.YARDSTICK), model) as target:
         asks = [Ask(tuple(range(TOKEN_IDS[0], TOKEN_IDS[0] + n)), 32) for n in (PROMPT_TOKENS, LONG_TOKENS // 2, LONG_TOKENS)]
         solo = run_loop(targets.measure_solo(target, targets.plan_solo(asks, TOKEN_IDS, None)))
@@ -253,7 +254,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print_line(console, f"{len(names)} servers, one at a time: {', '.join(names)}; {args.repeats} repetitions each")
             print_line(console, f"about {seconds / 60:.0f} minutes")
             profile = settings.profile_for(names, args.profile, resolve(args.model), args.out, console)
-            slo = objectives(resolve(args.model), args.slo, console) if settings.needs_profile(names) else None
+            slo = objectives(resolve(args.model), args.slo, console) if settings.have_lanes(names) else None
         except PdmuxError as error:
             print(f"isolation: {error}", file=sys.stderr)
             return 2

@@ -28,6 +28,7 @@ CONFIG = ROOT / "configs" / "cpu-demo.yaml"
 TABLE = ROOT / "configs" / "tables" / "sglang-2-cores.yaml"
 
 PEER = "peer"
+AUTO = "auto"
 YARDSTICK = "prefill_first"  # its latencies when idle make the objectives, and what it carries makes the rates
 START_S = 20.0  # for forecasts: a server's start and end
 PEER_START_S = 60.0
@@ -42,12 +43,13 @@ ONE_PASS = {
     "chunked-256": ("mode=chunked", "chunk_tokens=256"),
     "chunked-512": ("mode=chunked", "chunk_tokens=512"),
 }
-BY_PROFILE = {name: (f"mode={name}",) for name in ("split", "capped", "time_shared", "auto")}
+BY_PROFILE = {name: (f"mode={name}",) for name in ("split", "capped", "time_shared", AUTO)}
 BY_RULE = {
     "sglang": ("mode=split", "multiplex.policy=sglang", f"multiplex.table={TABLE}"),
     "half": ("mode=split", "multiplex.policy=fixed"),
 }
 NAMES = (*ONE_PASS, *BY_PROFILE, *BY_RULE)
+FIXED = tuple(name for name in (*ONE_PASS, *BY_PROFILE) if name != AUTO)  # modes that AUTO must be as good as
 
 
 def chosen(text: str, peer: str | None, others: Sequence[str] = NAMES) -> list[str]:
@@ -65,7 +67,8 @@ def end_in_order() -> None:
     signal.signal(signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT))
 
 
-def needs_profile(names: Sequence[str]) -> bool:
+def have_lanes(names: Sequence[str]) -> bool:
+    """Whether one of them does, and so gets a profile: to plan by, or so that its steps can be judged."""
     return any(name in BY_PROFILE or name in BY_RULE for name in names)
 
 
@@ -105,7 +108,7 @@ def profile_for(names: Sequence[str], given: Path | None, model: Path, out: Path
     PdmuxError."""
     if given is not None and not given.exists():
         raise ConfigError(f"--profile {given} does not exist. Leave it out to measure one first.")
-    if given is not None or not needs_profile(names):
+    if given is not None or not have_lanes(names):
         return given
     path, config = out / "profile.json", out / "profile-config.yaml"
     out.mkdir(parents=True, exist_ok=True)

@@ -20,7 +20,7 @@ from pdmux_ray.bench.load.comparison import differences, goodput_ratio
 from pdmux_ray.bench.load.conductor import Conductor
 from pdmux_ray.bench.load.job import Job, connect
 from pdmux_ray.bench.load.offer import Terms
-from pdmux_ray.bench.load.outcome import COMPARISON_FILE, Outcome, claim, measured, say, write_report
+from pdmux_ray.bench.load.outcome import COMPARISON_FILE, Outcome, measured, reserve, say, write_report
 from pdmux_ray.bench.load.provenance import provenance
 from pdmux_ray.bench.load.session import Session
 from pdmux_ray.errors import ConfigError
@@ -45,9 +45,9 @@ def compare(args: argparse.Namespace) -> int:
     if taken := {place.resolve() for place in places} & {session.directory.resolve() for session in finished.values()}:
         raise ConfigError(f"{taken.pop()} is to be compared, and --out would replace it. Choose another --out.")
     job = _job(args, bool(urls))
-    claim(args.out, args.force)
+    reserve(args.out, args.force)
     for name in urls:
-        claim(args.out / name, args.force)
+        reserve(args.out / name, args.force)
     with measured() as outcome:
         if job:
             _measure(job, args, urls, outcome)

@@ -10,7 +10,7 @@ from pdmux_ray.bench.load import targets
 from pdmux_ray.bench.load.client import Target
 from pdmux_ray.bench.load.conductor import Conductor
 from pdmux_ray.bench.load.job import Job, connect
-from pdmux_ray.bench.load.outcome import claim, measured
+from pdmux_ray.bench.load.outcome import measured, reserve
 from pdmux_ray.bench.load.provenance import provenance
 from pdmux_ray.bench.load.search import Bisection
 from pdmux_ray.bench.load.session import Session
@@ -23,7 +23,7 @@ def run(args: argparse.Namespace) -> int:
     """Returns the exit code: 0, 1 when a run is invalid or nothing was measured, 130 after Ctrl-C."""
     console, job = Console(stderr=True), Job.of(args)
     name, url = targets.split_name(args.url)
-    claim(args.out, args.force)
+    reserve(args.out, args.force)
     with measured() as outcome:
         target = connect(url, args)
         terms, notes = job.terms(target, console)

@@ -23,7 +23,7 @@ COMPARISON_FILE = "comparison.json"
 _held: dict[Path, int] = {}  # directory -> its open file, which has the lock
 
 
-def claim(directory: Path, force: bool) -> None:
+def reserve(directory: Path, force: bool) -> None:
     """Makes the directory for results. Raises ConfigError when it has some already (`force` removes them), when another
     process is writing its own there, or when it cannot be written."""
     names = (summaries.FILE_NAME, REQUESTS_FILE, UNITS_FILE, load_report.FILE_NAME, COMPARISON_FILE)

@@ -13,7 +13,7 @@ import pytest
 from pdmux_ray import cli
 from pdmux_ray.bench.load import outcome
 from pdmux_ray.bench.load.offer import Terms
-from pdmux_ray.bench.load.outcome import Outcome, claim
+from pdmux_ray.bench.load.outcome import Outcome, reserve
 from pdmux_ray.bench.load.session import RunRecord, Session
 from pdmux_ray.errors import ConfigError
 from pdmux_ray.metrics.goodput import Slo
@@ -94,25 +94,25 @@ def test_results_are_replaced_only_when_asked(tmp_path: Path) -> None:
     (tmp_path / "summary.json").write_text("{}")
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(ConfigError, match="--force"):
-        claim(tmp_path, force=False)
-    claim(tmp_path, force=True)
+        reserve(tmp_path, force=False)
+    reserve(tmp_path, force=True)
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
 def test_a_directory_that_cannot_be_written_is_told_before_the_load(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="cannot be written"):
-        claim(tmp_path / "file" / "out", force=False)
+        reserve(tmp_path / "file" / "out", force=False)
 
 
 def test_two_measurements_at_once_do_not_share_a_directory(tmp_path: Path) -> None:
     other = os.open(tmp_path, os.O_RDONLY)  # as another process has it
     fcntl.flock(other, fcntl.LOCK_EX)
     with pytest.raises(ConfigError, match="another measurement is writing"):
-        claim(tmp_path, force=True)
+        reserve(tmp_path, force=True)
     os.close(other)
-    claim(tmp_path, force=True)
-    claim(tmp_path, force=True)  # the process that has it may come again
+    reserve(tmp_path, force=True)
+    reserve(tmp_path, force=True)  # the process that has it may come again
 
 
 def finished(directory: Path) -> None:

@@ -32,6 +32,13 @@ def test_every_target_is_a_valid_configuration(name: str, tmp_path: Path) -> Non
     assert (config.engine.multiplex.profile is None) is (name in settings.ONE_PASS)
 
 
+def test_auto_is_compared_with_every_other_mode() -> None:
+    words = [word for name in settings.FIXED for word in (settings.ONE_PASS | settings.BY_PROFILE)[name]]
+    assert {word.removeprefix("mode=") for word in words if word.startswith("mode=")} == {
+        mode.value for mode in Mode if mode is not Mode.AUTO
+    }
+
+
 def test_targets_are_checked_before_anything_starts() -> None:
     assert settings.chosen("auto,split,auto", None) == ["auto", "split"]
     with pytest.raises(ConfigError, match="no target 'fast'"):
