@@ -1,4 +1,4 @@
-"""The configuration: frozen models, unknown keys are errors, defaults stand here and nowhere else.
+"""The configuration: frozen models, unknown keys are errors, the default of every key stands here and nowhere else.
 
 An application's `args:` in a Serve config file is an `AppConfig`; `configs/cpu-demo.yaml` shows one. "auto" values are
 resolved by whoever knows the answer (the device, the model), never written back.
@@ -106,9 +106,9 @@ class EngineConfig(_Frozen):
     mode: Mode = Mode.PREFILL_FIRST
     multiplex: MultiplexConfig = MultiplexConfig()
     chunk_tokens: PositiveInt = 512  # chunked: token budget of a step
-    max_prefill_tokens: PositiveInt = (
-        2048  # prefill_first: prompts together in one step, as long as they fit this (the first always does)
-    )
+    # prefill_first: prompts together in one step, as long as they fit this (the first always does); with lanes: prompts
+    # together in one job, likewise, and the longest chunk of `auto`
+    max_prefill_tokens: PositiveInt = 2048
     max_batch: PositiveInt = 64  # requests that hold pages at once
     max_waiting: PositiveInt = 256  # beyond it a request is refused (429)
     context_length: PositiveInt | None = None  # None: what the model states

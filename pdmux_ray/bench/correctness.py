@@ -193,6 +193,7 @@ def draw_requests(rng: random.Random, count: int, vocab_size: int) -> list[NewRe
 
 
 def draw_schedule(rng: random.Random, requests: Sequence[NewRequest]) -> Schedule:
+    """2 to 5 of the requests, each submitted at one of the first 12 steps; every fifth is aborted soon after."""
     schedule: Schedule = {}
     for new in rng.sample(requests, rng.randrange(2, 6)):
         step = rng.randrange(12)
@@ -203,6 +204,7 @@ def draw_schedule(rng: random.Random, requests: Sequence[NewRequest]) -> Schedul
 
 
 def table(rows: Iterable[Found]) -> list[str]:
+    """Lines in Markdown, a row for each kind."""
     lines = [
         "| how units are shared | schedules | requests | tokens | steps | preempted | of its steps | differ |",
         "|---|---|---|---|---|---|---|---|",
@@ -215,6 +217,7 @@ def table(rows: Iterable[Found]) -> list[str]:
 
 
 def main() -> int:
+    """0; 1 when a request got other tokens than `prefill_first` gives it."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--model", default="demo", help='its directory, or "demo"')
     parser.add_argument("--schedules", type=int, default=500, metavar="N", help="of each kind")

@@ -109,7 +109,7 @@ class Shape:
     offer: Offer
     directory: Path
     rates: list[float] = field(default_factory=list)
-    guess: int = 0  # index of the rate at which each search begins
+    guess: int = 0  # index of the rate at which the search of a server begins of which no rate is known to hold
     sessions: dict[str, Session] = field(default_factory=dict)
 
 

@@ -107,8 +107,8 @@ class LaneLoop(StepLoop):
     def _launch_block(self, use: LaneUse, batch: StepBatch) -> None:
         if use.block is None:
             return
-        at_once = batch.decodes and use.mode is not Mode.TIME_SHARED
-        job = self._lanes.begin_block(use, use.split.decode_units if at_once else 0, self._clock.now())
+        beside_units = use.split.decode_units if batch.decodes and use.mode is not Mode.TIME_SHARED else 0
+        job = self._lanes.begin_block(use, beside_units, self._clock.now())
         opened = job.layers_done > 0
         try:
             if not opened:

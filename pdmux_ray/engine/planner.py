@@ -24,13 +24,13 @@ def make_planner(limits: LaneLimits, costs: CostModel | None) -> Planner:
     return lambda view: plan_lanes(view, limits, costs)
 
 
-def make_admitter(lanes: LaneScheduler, limits: EngineLimits, bounds: LaneLimits, costs: CostModel | None) -> Admitter | None:
+def make_admitter(lanes: LaneScheduler, limits: EngineLimits, of_steps: LaneLimits, costs: CostModel | None) -> Admitter | None:
     """None when whoever comes is queued. Raises ConfigError without a latency model."""
     if limits.multiplex.admission == "queue":
         return None
     if costs is None:
         raise _no_profile("admission refuse predicts when a first token comes", "use admission queue")
-    return Admitter(lanes, bounds, costs, limits.ttft_objective)
+    return Admitter(lanes, of_steps, costs, limits.ttft_objective)
 
 
 def _no_profile(why: str, instead: str) -> ConfigError:

@@ -92,7 +92,7 @@ def _decodes(limits: Limits, split: Split, rng: random.Random) -> list[Point]:
         most = min(_context_tokens(limits) // batch, limits.context_length - 1)
         means = sorted({min(32, most), max(1, round(math.sqrt(32 * most))), most})
         grid += [Point("decode", "fit", split, (mean,) * batch, (), 16) for mean in means]
-    drawn = [Point("decode", role, split, contexts, (), 16) for role in _HELD_OUT for contexts in _batches(limits, rng, 10)]
+    drawn = [Point("decode", role, split, contexts, (), 16) for role in _RANDOM for contexts in _batches(limits, rng, 10)]
     return [*grid, *drawn]
 
 
@@ -107,7 +107,7 @@ def _prefills(limits: Limits, split: Split, rng: random.Random) -> list[Point]:
     ]
     drawn = [
         Point("prefill", role, split, (), pieces, 12, block_s)
-        for role in _HELD_OUT
+        for role in _RANDOM
         for pieces, block_s in zip(_prompts(limits, rng, 12, most), _spread(rng, 12, 0.01, 0.15), strict=True)
     ]
     return [*grid, *drawn]
@@ -134,13 +134,13 @@ def _mixed(limits: Limits, rng: random.Random) -> list[Point]:
     ]
     drawn = [
         Point("mixed", role, None, contexts, pieces, 8)
-        for role in _HELD_OUT
+        for role in _RANDOM
         for contexts, pieces in zip(_batches(limits, rng, 14), _prompts(limits, rng, 14, most), strict=True)
     ]
     return [*grid, *drawn]
 
 
-_HELD_OUT: tuple[Role, Role] = ("calibrate", "test")
+_RANDOM: tuple[Role, Role] = ("calibrate", "test")  # what random work is for, half and half
 _TOGETHER: tuple[tuple[Role, int], ...] = (("fit", 8), ("calibrate", 12), ("test", 12))  # points of a split
 
 

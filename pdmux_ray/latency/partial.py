@@ -49,6 +49,7 @@ class Partial:
             self._take(entry["point"], Attempt(list(map(_record, entry["records"])), entry["others"], entry["took_s"]))
 
     def add(self, point: int, attempt: Attempt) -> None:
+        """Writes it down and takes it in. `point`: its place in the design. Raises OSError when it cannot be written."""
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps({"point": point, **asdict(attempt)}) + "\n")
         self._take(point, attempt)

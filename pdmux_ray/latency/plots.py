@@ -15,6 +15,7 @@ STEPS = 48  # points of a line
 
 
 def write_page(profile: Profile, path: Path) -> None:
+    """The curves, as one HTML file without network. Raises OSError."""
     path.write_text(page(profile), encoding="utf-8")
 
 

@@ -81,6 +81,7 @@ class Profile(BaseModel):
     points: tuple[MeasuredPoint, ...]
 
     def costs(self) -> FittedCosts:
+        """As it was measured: what corrects itself is a `CorrectedCosts` over this."""
         return FittedCosts(self.parameters)
 
     def write(self, path: Path) -> None:

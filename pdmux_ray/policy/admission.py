@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pdmux_ray.policy.decisions import Admission, AdmitReason
 from pdmux_ray.policy.lane_limits import LaneLimits
 from pdmux_ray.policy.lane_step import LaneStep, lane_step
-from pdmux_ray.policy.urgency import Seconds, may_overtake, rank_of, resting_order
+from pdmux_ray.policy.urgency import Pace, may_overtake, rank_of, resting_order
 from pdmux_ray.policy.views import CostModel, LanesView, Piece
 
 
@@ -32,8 +32,8 @@ def admit(view: LanesView, new: Piece, limits: LaneLimits, costs: CostModel, obj
     time if nobody else came.
     """
     step = lane_step(view, limits, costs)
-    assert step.seconds is not None
-    predicted_s = _predict(step, new, step.seconds, objective)
+    assert step.pace is not None
+    predicted_s = _predict(step, new, step.pace, objective)
     allowed_s = objective.of(new.new_tokens + new.prior_tokens)
     late_s = predicted_s - allowed_s
     if late_s <= 0:
@@ -43,7 +43,7 @@ def admit(view: LanesView, new: Piece, limits: LaneLimits, costs: CostModel, obj
     return Admission(False, predicted_s, late_s, AdmitReason.LATE)
 
 
-def _predict(step: LaneStep, new: Piece, seconds: Seconds, objective: TtftObjective) -> float:
+def _predict(step: LaneStep, new: Piece, pace: Pace, objective: TtftObjective) -> float:
     """Seconds from now to the first token."""
     view, limits = step.view, step.limits
     due_s = view.now + objective.of(new.new_tokens + new.prior_tokens)
@@ -52,9 +52,9 @@ def _predict(step: LaneStep, new: Piece, seconds: Seconds, objective: TtftObject
         for request in step.startable
         if rank_of(request.ttft_deadline_s, request.ttft_deadline_s < view.now, limits.patience_s) <= due_s
     ]
-    ahead_s = seconds(ahead, view.layers) if ahead else 0.0
-    own_s = seconds((new,), view.layers)
-    begun = resting_order(view, step.jobs, limits.patience_s, seconds)
+    ahead_s = pace(ahead, view.layers) if ahead else 0.0
+    own_s = pace((new,), view.layers)
+    begun = resting_order(view, step.jobs, limits.patience_s, pace)
     if may_overtake(view.now + ahead_s, own_s, due_s, begun, limits.overtakes):
         return ahead_s + own_s
     return ahead_s + own_s + sum(rest_s for _, rest_s in begun)

@@ -17,21 +17,21 @@ MOST_SHARED = 16  # requests of one job: each one more is predicted together wit
 
 def choose_work(step: LaneStep) -> tuple[Work | None, StepReason | None]:
     """The work, and why nobody new could start when the most urgent one could not. Without predictions nobody is overtaken."""
-    view, limits, seconds, room = step.view, step.limits, step.seconds, step.room()
-    resting = resting_order(view, step.jobs, limits.patience_s, seconds)
+    view, limits, pace, room = step.view, step.limits, step.pace, step.room()
+    resting = resting_order(view, step.jobs, limits.patience_s, pace)
     if resting:
         going_on = _go_on(resting[0][0])
-        if seconds is None or any(job.overtaken >= limits.overtakes for job, _ in resting):
+        if pace is None or any(job.overtaken >= limits.overtakes for job, _ in resting):
             return going_on, None
     first, entrants, blocked = first_entrant(step, room)
     if first is None:
         return (going_on if resting else None), blocked
     if not resting:
         return _begin(_share(step, first, entrants, room)), blocked
-    assert seconds is not None
+    assert pace is not None
     # Several that overtake as one job count once.
     for members in (_share(step, first, entrants, room), [first]):
-        new_s = seconds([member.piece for member in members], view.layers)
+        new_s = pace([member.piece for member in members], view.layers)
         if may_overtake(view.now, new_s, first.request.ttft_deadline_s, resting, limits.overtakes):
             return _begin(members), blocked
     return going_on, blocked
@@ -40,32 +40,32 @@ def choose_work(step: LaneStep) -> tuple[Work | None, StepReason | None]:
 def first_entrant(step: LaneStep, room: Room) -> tuple[Entrant | None, Iterator[Entrant], StepReason | None]:
     """The most urgent request, for which room has been taken, and those after it. When there is no room for it, nobody else
     takes any either, or it might wait for ever: then the most urgent one that needs none, and why."""
-    view, patience_s, seconds = step.view, step.limits.patience_s, step.seconds
-    entrants = most_urgent_first(view, step.startable, patience_s, seconds)
+    view, patience_s, pace = step.view, step.limits.patience_s, step.pace
+    entrants = most_urgent_first(view, step.startable, patience_s, pace)
     first = next(entrants, None)
     if first is None:
         return None, entrants, None
     blocked = take_room(first, room)
     if blocked is not None:
         holders = [request for request in step.startable if request.held_pages]
-        entrants = most_urgent_first(view, holders, patience_s, seconds)
+        entrants = most_urgent_first(view, holders, patience_s, pace)
         first = next(entrants, None)
     return first, entrants, blocked
 
 
 def _share(step: LaneStep, first: Entrant, others: Iterator[Entrant], room: Room) -> list[Entrant]:
     """The members of a new job: `first`, and the next ones while all fit the predicted time and nobody in it is late for it."""
-    view, limits, seconds = step.view, step.limits, step.seconds
+    view, limits, pace = step.view, step.limits, step.pace
     members, pieces = [first], [first.piece]
     tokens, due_s = first.piece.new_tokens, math.inf
-    if seconds is not None:
-        due_s = _binding(first, view.now + seconds(pieces, view.layers))
+    if pace is not None:
+        due_s = _binding(first, view.now + pace(pieces, view.layers))
     for other in others:
         tokens += other.piece.new_tokens
         if tokens > limits.max_prefill_tokens or len(members) == MOST_SHARED:
             break
-        if seconds is not None:
-            joint_s = seconds([*pieces, other.piece], view.layers)
+        if pace is not None:
+            joint_s = pace([*pieces, other.piece], view.layers)
             if joint_s > limits.share_s or view.now + joint_s > due_s:
                 break
             due_s = min(due_s, _binding(other, view.now + joint_s))
@@ -83,10 +83,12 @@ def _binding(member: Entrant, ends_s: float) -> float:
 
 
 def take_room(member: Entrant, room: Room) -> StepReason | None:
+    """Takes pages and a place unless it holds them; why there is not enough, and then nothing is taken."""
     return None if member.hit is None else room.take(member.request, member.hit)
 
 
 def chunk_of(member: Entrant, tokens: int) -> Chunk:
+    """The first `tokens` of what is left to prefill."""
     return Chunk(member.request.request_id, member.piece.prior_tokens, tokens)
 
 

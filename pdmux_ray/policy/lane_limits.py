@@ -14,8 +14,8 @@ class UnitRule(Protocol):
     """A choice of units and layers that looks at no time: `FixedRule`, or a published table."""
 
     def choose(self, decode_batch: int, new_tokens: int, layers: int) -> tuple[Split, int]:
-        """For a step that decodes `decode_batch` requests beside a prefill of `new_tokens`: its split, one of the device's, and
-        how many of the model's `layers` the prefill runs."""
+        """For a step that decodes `decode_batch` requests (0: none) beside a prefill of `new_tokens`: its split, one of the
+        device's, and how many of the model's `layers` the prefill runs, 1 to `layers`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +33,13 @@ class FixedRule:
 class LaneLimits:
     """How steps may be made up. Raises ValueError for PREFILL_FIRST, and for a rule in a mode that predicts.
 
-    CHUNKED is here what AUTO may choose, alone; the configured mode of that name is planned by `policy.batching`.
+    CHUNKED is here what AUTO may choose, alone; the configured mode of that name is planned by `policy.batching`. What has a
+    default below has no key in the configuration, but for `itl_s` and `rule`, which need not be there.
     """
 
     mode: Mode
     max_batch: int  # requests that hold pages at once
-    max_prefill_tokens: int = 2048  # of a job of several prompts, and of a chunk; a job of one prompt may be longer
+    max_prefill_tokens: int  # of a job of several prompts, and of a chunk; a job of one prompt may be longer
     itl_s: float = math.inf  # the objective that the 99 % bound of a step must meet
     rule: UnitRule | None = None  # None: units and layers by predicted time
     share_s: float = 0.25  # several prompts share a job while it is predicted to take no longer

@@ -9,7 +9,7 @@ from functools import partial
 from pdmux_ray.policy.batching import Room, pages_to_grow, preempt, without
 from pdmux_ray.policy.lane_limits import LaneLimits
 from pdmux_ray.policy.sharing import Decodes, capped_splits, fewest_units
-from pdmux_ray.policy.urgency import Seconds
+from pdmux_ray.policy.urgency import Pace
 from pdmux_ray.policy.views import CostModel, JobView, LanesView, Piece, RequestView
 from pdmux_ray.types import Mode
 
@@ -30,7 +30,7 @@ class LaneStep:
     free_pages: int
     places: int
     decodes: Decodes
-    seconds: Seconds | None  # how long a prefill takes, as far as can be said before the mode is chosen
+    pace: Pace | None  # how long a prefill takes, as far as can be said before the mode is chosen
 
     def room(self) -> Room:
         return Room(self.view.page_size, self.free_pages, self.places)
@@ -57,8 +57,8 @@ def lane_step(view: LanesView, limits: LaneLimits, costs: CostModel | None) -> L
         startable.extend(view.waiting)
     places = limits.max_batch - len(decoding) - len(prefilling) - len(view.transferring)
     decodes = Decodes(len(decoding), sum([request.known_tokens for request in decoding]))
-    seconds = None if costs is None else _pace(view, limits, costs, decodes)
-    return LaneStep(view, limits, costs, decoding, preempted, jobs, startable, free_pages, places, decodes, seconds)
+    pace = None if costs is None else _pace(view, limits, costs, decodes)
+    return LaneStep(view, limits, costs, decoding, preempted, jobs, startable, free_pages, places, decodes, pace)
 
 
 def mode_in_force(view: LanesView, limits: LaneLimits) -> Mode:
@@ -72,7 +72,7 @@ def _preemptible(view: LanesView) -> list[RequestView]:
     return [request for request in [*view.decoding, *view.prefilling] if request.request_id not in written]
 
 
-def _pace(view: LanesView, limits: LaneLimits, costs: CostModel, decodes: Decodes) -> Seconds:
+def _pace(view: LanesView, limits: LaneLimits, costs: CostModel, decodes: Decodes) -> Pace:
     """A prefill's speed in the mode in force: on its units beside the decodes, or in the time that they leave over."""
     units = view.units
     if not decodes.batch:

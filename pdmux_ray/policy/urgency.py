@@ -18,7 +18,7 @@ from pdmux_ray.policy.views import JobView, LanesView, Piece, PrefixHit, Request
 LOOKED_AT = 16  # waiting requests whose time is predicted in one plan, at most: a plan's cost does not grow with the queue
 MUCH_LONGER = 4.0  # times: then a job without a deadline is overtaken by another one without
 
-Seconds: TypeAlias = Callable[[Sequence[Piece], int], float]
+Pace: TypeAlias = Callable[[Sequence[Piece], int], float]
 """(pieces, layers) -> predicted seconds at the pace of the step that is planned."""
 
 
@@ -31,6 +31,7 @@ class Entrant(NamedTuple):
 
 
 def entrant(view: LanesView, request: RequestView) -> Entrant:
+    """What is left to prefill of a request: after what it has computed if it holds pages, else after its prefix hit."""
     if request.held_pages:
         done = request.computed_tokens
         return Entrant(request, None, Piece(request.known_tokens - done, done))
@@ -39,9 +40,9 @@ def entrant(view: LanesView, request: RequestView) -> Entrant:
 
 
 def most_urgent_first(
-    view: LanesView, requests: Iterable[RequestView], patience_s: float, seconds: Seconds | None
+    view: LanesView, requests: Iterable[RequestView], patience_s: float, pace: Pace | None
 ) -> Iterator[Entrant]:
-    """Lazily, because few of them start in a step. Without `seconds` only those are late whose deadline has passed."""
+    """Lazily, because few of them start in a step. Without `pace` only those are late whose deadline has passed."""
     now = view.now
     heap: list[tuple[float, int, int, RequestView, Entrant | None]] = []
     for number, request in enumerate(requests):
@@ -56,21 +57,21 @@ def most_urgent_first(
             continue
         found = entrant(view, request)
         due = request.ttft_deadline_s
-        if seconds is not None and now <= due < math.inf and looked_at < LOOKED_AT:
+        if pace is not None and now <= due < math.inf and looked_at < LOOKED_AT:
             looked_at += 1
-            if now + seconds((found.piece,), view.layers) > due:
+            if now + pace((found.piece,), view.layers) > due:
                 heappush(heap, (rank + patience_s, arrival, number, request, found))
                 continue
         yield found
 
 
 def resting_order(
-    view: LanesView, jobs: Sequence[JobView], patience_s: float, seconds: Seconds | None
+    view: LanesView, jobs: Sequence[JobView], patience_s: float, pace: Pace | None
 ) -> list[tuple[JobView, float]]:
     """Jobs between two blocks, most urgent first, each with how long the rest of it takes (0 without a prediction)."""
     ranked = []
     for job in jobs:
-        rest_s = seconds(job.pieces, view.layers - job.layers_done) if seconds is not None else 0.0
+        rest_s = pace(job.pieces, view.layers - job.layers_done) if pace is not None else 0.0
         due = min(request.ttft_deadline_s for request in job.requests)
         ranked.append((rank_of(due, due < view.now + rest_s, patience_s), job.job_id, job, rest_s))
     return [(job, rest_s) for _, _, job, rest_s in sorted(ranked, key=lambda ranking: ranking[:2])]

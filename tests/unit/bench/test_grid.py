@@ -29,7 +29,7 @@ def test_a_search_ends_at_the_last_rate_that_holds_and_tries_none_twice(size: in
     assert len(set(tried)) == len(tried)
 
 
-def test_a_good_guess_costs_two_runs_and_a_far_one_a_few_more() -> None:
+def test_a_good_guess_costs_three_runs_and_a_far_one_a_few_more() -> None:
     assert searched(22, 9, 9)[1] == [9, 11, 10]
     assert searched(22, 9, 8)[1] == [9, 7, 8]
     assert len(searched(22, 9, 20)[1]) <= 7

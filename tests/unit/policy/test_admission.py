@@ -15,7 +15,7 @@ from .lanes import Lanes, begun, decoder, waiter, with_jobs
 
 # A prompt token takes 1 ms on two cores and 2 on one, whatever is beside it and before it.
 PLAIN = FakeCosts(fixed_s=0.0, weights_s=1e-6, pair_s=0.0, contention=0.0)
-LIMITS = LaneLimits(Mode.SPLIT, 64, itl_s=1.0)
+LIMITS = LaneLimits(Mode.SPLIT, 64, 2048, itl_s=1.0)
 ONE_S = TtftObjective(1.0)
 
 

@@ -69,7 +69,7 @@ def cases(draw: st.DrawFn) -> tuple[Lanes, LaneLimits, FakeCosts]:
     mode = draw(MODES)
     if view.jobs and mode is Mode.CHUNKED:
         mode = Mode.AUTO  # an engine that only chunks has no jobs
-    limits = LaneLimits(mode, draw(st.integers(1, 24)), itl_s=draw(st.sampled_from([0.001, 0.02, 0.05, 0.2, math.inf])))
+    limits = LaneLimits(mode, draw(st.integers(1, 24)), 2048, itl_s=draw(st.sampled_from([0.001, 0.02, 0.05, 0.2, math.inf])))
     return view, limits, device
 
 
@@ -113,7 +113,7 @@ def hurried() -> tuple[Lanes, LaneLimits, FakeCosts]:
     """AUTO, and a deadline that only a split can keep whose bound misses the objective by little."""
     device = FakeCosts(units=4, knee=3, token_s=0.0001, request_s=0.0)
     view = Lanes(4, decoding=[decoder(f"d{i}") for i in range(4)], waiting=[waiter("w", 2048, due_s=1.0)])
-    return view, LaneLimits(Mode.AUTO, 64, itl_s=device.decode(4, 400, 2, 2).bound_s / 1.2), device
+    return view, LaneLimits(Mode.AUTO, 64, 2048, itl_s=device.decode(4, 400, 2, 2).bound_s / 1.2), device
 
 
 def test_a_split_in_a_hurry_is_among_the_cases() -> None:
@@ -167,7 +167,7 @@ def arrivals(draw: st.DrawFn) -> list[tuple[float, Asked]]:
 def test_everyone_ends_and_nobody_is_overtaken_too_often(
     coming: list[tuple[float, Asked]], device: FakeCosts, mode: Mode, itl_s: float, pages: int
 ) -> None:
-    limits = LaneLimits(mode, 8, itl_s=itl_s, overtakes=2, share_s=0.1)
+    limits = LaneLimits(mode, 8, 2048, itl_s=itl_s, overtakes=2, share_s=0.1)
     world = World(device, coming, pages)
     world.run(lambda view: plan_lanes(view, limits, device))
     assert sorted(world.done) == sorted(request.request_id for _, request in coming)
@@ -180,7 +180,7 @@ def test_everyone_ends_and_nobody_is_overtaken_too_often(
 def test_a_fixed_rule_without_predictions_serves_everyone_too(
     coming: list[tuple[float, Asked]], mode: Mode, layers: int
 ) -> None:
-    limits = LaneLimits(mode, 8, rule=FixedRule(Split(1, 1), layers))
+    limits = LaneLimits(mode, 8, 2048, rule=FixedRule(Split(1, 1), layers))
     world = World(FakeCosts(), coming, 400)
     world.run(lambda view: plan_lanes(view, limits, None))
     assert len(world.done) == len(coming)
@@ -191,7 +191,7 @@ def test_short_prompts_overtake_a_very_long_one_and_neither_starves() -> None:
     coming = [(0.0, Asked("chat", 50, 0, left=4000)), (0.5, Asked("long", 10_000, 1, ttft_deadline_s=10.0, left=2))]
     coming += [(1.0 + i, Asked(f"s{i}", 100, 2 + i, ttft_deadline_s=3.0 + i, left=2)) for i in range(60)]  # one a second
     world = World(device, coming, 10_000)
-    limits = LaneLimits(Mode.SPLIT, 64, itl_s=0.1, overtakes=8)
+    limits = LaneLimits(Mode.SPLIT, 64, 2048, itl_s=0.1, overtakes=8)
     world.run(lambda view: plan_lanes(view, limits, device))
     waited_s = [world.first_token_s[f"s{i}"] - (1.0 + i) for i in range(60)]
     assert max(waited_s[:8]) < 2
@@ -206,7 +206,7 @@ def test_auto_is_as_good_as_the_best_mode_that_keeps_the_objective() -> None:
         for mode in (Mode.AUTO, Mode.SPLIT, Mode.CAPPED, Mode.TIME_SHARED, Mode.CHUNKED):
             coming = [(0.0, Asked(f"d{i}", 16, i, left=200)) for i in range(4)] + [(0.5, Asked("w", 2048, 9))]
             world = World(device, coming, 10_000)
-            limits = LaneLimits(mode, 64, itl_s=itl_s)
+            limits = LaneLimits(mode, 64, 2048, itl_s=itl_s)
             world.run(lambda view: plan_lanes(view, limits, device))  # noqa: B023 - called at once
             if max(world.gaps_s) <= itl_s:
                 ends[mode] = world.first_token_s["w"]
@@ -217,7 +217,7 @@ def test_auto_is_as_good_as_the_best_mode_that_keeps_the_objective() -> None:
 def test_reasons_of_a_world_are_those_of_its_mode() -> None:
     coming = [(0.0, Asked("a", 50, 0, left=40)), (0.2, Asked("b", 500, 1))]
     world = World(FakeCosts(), coming, 100)
-    world.run(lambda view: plan_lanes(view, LaneLimits(Mode.SPLIT, 8, itl_s=0.066), FakeCosts()))
+    world.run(lambda view: plan_lanes(view, LaneLimits(Mode.SPLIT, 8, 2048, itl_s=0.066), FakeCosts()))
     reasons = [plan.lanes.why for plan in world.plans if plan.lanes]
     assert set(reasons) <= {ModeReason.NO_DECODE, ModeReason.NO_PREFILL, ModeReason.FITS, ModeReason.HELD}
     assert ModeReason.FITS in reasons

@@ -23,7 +23,7 @@ GPU = FakeCosts(units=8, knee=3, token_s=0.0001, request_s=0.0)
 
 
 def plan_of(view: Lanes, itl_s: float, costs: FakeCosts) -> StepPlan:
-    plan = plan_lanes(view, LaneLimits(Mode.AUTO, 64, itl_s=itl_s), costs)
+    plan = plan_lanes(view, LaneLimits(Mode.AUTO, 64, 2048, itl_s=itl_s), costs)
     check(view, plan)
     return plan
 

@@ -24,7 +24,7 @@ ITL_S = 0.066
 
 
 def limits(mode: Mode = Mode.SPLIT, itl_s: float = ITL_S, max_batch: int = 64, **more: float) -> LaneLimits:
-    return replace(LaneLimits(mode, max_batch, itl_s=itl_s), **more)  # type: ignore[arg-type]
+    return replace(LaneLimits(mode, max_batch, 2048, itl_s=itl_s), **more)  # type: ignore[arg-type]
 
 
 def use_of(view: Lanes, limit: LaneLimits, costs: FakeCosts | None = CPU) -> LaneUse:

@@ -17,7 +17,7 @@ from .lanes import LAYERS, Begun, Lanes, begun, check, decoder, waiter, with_job
 
 # A prompt token takes 1 ms whatever is beside it and before it: prompts are as long as they take milliseconds.
 PLAIN = FakeCosts(fixed_s=0.0, weights_s=1e-6, pair_s=0.0, contention=0.0)
-LIMITS = LaneLimits(Mode.SPLIT, 64, itl_s=1.0, share_s=0.0, patience_s=10.0, overtakes=3)
+LIMITS = LaneLimits(Mode.SPLIT, 64, 2048, itl_s=1.0, share_s=0.0, patience_s=10.0, overtakes=3)
 
 
 def next_block(view: Lanes, limits: LaneLimits = LIMITS, costs: FakeCosts = PLAIN) -> Block:
