@@ -1,0 +1,153 @@
+"""One instance that prefills and one that decodes, over NIXL, behind one server: what clients see of faults and new roles."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+
+from pdmux_ray import cli
+from pdmux_ray.config import AppConfig, FakeConfig, GatewayConfig, RoutingConfig, TopologyConfig, TransferConfig
+from tests.ray.conftest import App, fake_engine
+from tests.ray.test_operation import wait_until
+
+pytestmark = [
+    pytest.mark.ray,
+    pytest.mark.skipif(importlib.util.find_spec("nixl") is None, reason="NIXL is not installed (extra nixl)"),
+]
+
+WORDS = 300  # of a prompt: its prefill takes seconds, block by block
+CONFIG = AppConfig(
+    served_model_name="demo",
+    topology=TopologyConfig(prefill=1, decode=1),
+    engine=fake_engine(
+        fake=FakeConfig(step_s=0.01, prefill_s_per_token=0.003),
+        mode="split",
+        multiplex={"policy": "fixed", "block_layers": 1},
+        prefix_cache=False,
+        transfer=TransferConfig(silence_s=1.0, checksum=True),
+    ),
+    gateway=GatewayConfig(discovery_period_s=0.5, routing=RoutingConfig(policy="remote")),
+)
+
+
+class Pair(App):
+    """The two instances by what they do."""
+
+    def instances(self) -> list[dict[str, Any]]:
+        listed: list[dict[str, Any]] = httpx.get(f"{self.url}/admin/instances").json()["instances"]
+        return listed
+
+    def named(self, role: str) -> str:
+        (found,) = (each["id"] for each in self.instances() if each["role"] == role)
+        return str(found)
+
+    def joined(self) -> bool:
+        """Whether the one that decodes can get KV from the one that prefills."""
+        listed = {each["role"]: each for each in self.instances() if not each["trouble"]}
+        return listed.keys() == {"prefill", "decode"} and listed["prefill"]["id"] in listed["decode"]["peers"]
+
+    def running(self, instance: str) -> int:
+        return next(int(each["running"]) for each in self.instances() if each["id"] == instance)
+
+    def fetches(self, reason: str) -> float:
+        return self.metric("pdmux_fetches_total", f'reason="{reason}"')
+
+    def pid(self, instance: str) -> int:
+        import ray
+
+        replica = ray.get_actor(f"SERVE_REPLICA::{self.name}#Instance#{instance}", namespace="serve")
+        pid: int = ray.get(replica.__ray_call__.remote(lambda _: os.getpid()))
+        return pid
+
+
+@pytest.fixture(scope="module")
+def server(served: str) -> Iterator[Pair]:
+    from ray import serve
+
+    from pdmux_ray.serve.app import build_app
+
+    serve.run(build_app(CONFIG), name="pair", route_prefix="/pair")
+    yield Pair(f"{served}/pair", "pair")
+    serve.delete("pair")
+
+
+@pytest.fixture
+def pair(server: Pair) -> Iterator[Pair]:
+    """Both are well and linked, before a test and after it, and no page is left behind."""
+    wait_until(server.joined, 60)
+    yield server
+    wait_until(server.joined, 60)
+    for pages in ("leased", "quarantined"):
+        wait_until(lambda pages=pages: server.metric(f"pdmux_instance_{pages}_pages") == 0, 10)
+
+
+def ask(app: App, seed: int, words: int = WORDS, tokens: int = 8) -> str:
+    body = {"model": "demo", "prompt": f"{seed}" + " word" * words, "seed": seed, "max_tokens": tokens, "ignore_eos": True}
+    reply = httpx.post(f"{app.url}/v1/completions", json=body, timeout=60)
+    assert reply.status_code == 200, reply.text
+    assert reply.json()["usage"]["completion_tokens"] == tokens
+    return str(reply.json()["choices"][0]["text"])
+
+
+def test_answers_are_those_of_one_instance(pair: Pair, app: App) -> None:
+    landed = pair.fetches("landed")
+    for seed in range(3):
+        assert ask(pair, seed, words=40) == ask(app, seed, words=40)
+    wait_until(lambda: pair.fetches("landed") == landed + 3, 10)
+    received, used = (pair.metric(f"pdmux_kv_{name}_tokens_total") for name in ("received", "used"))
+    assert received == used > 0
+
+
+@pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "frozen"])
+def test_a_request_is_answered_when_the_instance_that_prefills_it_is_lost_amid_the_transfer(
+    pair: Pair, app: App, fault: signal.Signals
+) -> None:
+    prefill = pair.named("prefill")
+    pid = pair.pid(prefill)
+    reason = "peer_dead" if fault is signal.SIGKILL else "peer_silent"
+    lost = pair.fetches(reason)
+    with ThreadPoolExecutor(1) as client, contextlib.ExitStack() as thaw:
+        answer = client.submit(ask, pair, 7)
+        wait_until(lambda: pair.running(prefill) == 1, 30)
+        os.kill(pid, fault)
+        if fault is signal.SIGSTOP:
+            thaw.callback(os.kill, pid, signal.SIGCONT)
+        assert answer.result() == ask(app, 7)
+        assert ask(pair, 8, words=5) == ask(app, 8, words=5), "nor do later ones wait for it"
+        wait_until(lambda: pair.fetches(reason) == lost + 1, 10)
+    landed = pair.fetches("landed")
+    wait_until(pair.joined, 60)
+    ask(pair, 9, words=5)
+    wait_until(lambda: pair.fetches("landed") == landed + 1, 10)
+
+
+def test_roles_change_while_requests_run(pair: Pair, app: App) -> None:
+    prefill, decode = pair.named("prefill"), pair.named("decode")
+    pids = [pair.pid(prefill), pair.pid(decode)]
+    with ThreadPoolExecutor(1) as client:
+        answer = client.submit(ask, pair, 3, words=5, tokens=150)
+        wait_until(lambda: pair.running(decode) == 1, 30)
+        for instance, role in ((prefill, "decode"), (decode, "prefill")):
+            assert cli.main(["role", instance, role, "--url", pair.url]) == 0
+        assert (pair.named("prefill"), pair.named("decode")) == (decode, prefill)
+        wait_until(pair.joined, 10)
+        assert ask(pair, 4, words=5) == ask(app, 4, words=5)
+        assert answer.result() == ask(app, 3, words=5, tokens=150)
+    wait_until(lambda: pair.metric("pdmux_fetches_total", f'instance="{prefill}",reason="landed"') == 1, 10)
+    for instance, role in ((prefill, "prefill"), (decode, "decode")):
+        assert cli.main(["role", instance, role, "--url", pair.url]) == 0
+    assert [pair.pid(prefill), pair.pid(decode)] == pids
+
+
+def test_a_role_is_refused_where_kv_cannot_move(app: App, capsys: pytest.CaptureFixture[str]) -> None:
+    (instance,) = (each["id"] for each in httpx.get(f"{app.url}/admin/instances").json()["instances"])
+    assert cli.main(["role", instance, "prefill", "--url", app.url]) == 2
+    assert "has no topology" in capsys.readouterr().err
