@@ -96,7 +96,7 @@ class RandomPlanner:
                 block = Block(job.job_id, (), rng.randint(job.layers_done + 1, view.layers))
             else:
                 block = Block(None, tuple(chunks), rng.randint(1, view.layers))
-        return LaneUse(mode, split, ModeReason.CONFIGURED, block)
+        return LaneUse(mode, split, ModeReason.CONFIGURED, block)  # no reason fits a plan that is drawn
 
     def _cut(self, chunks: Sequence[Chunk]) -> tuple[Chunk, ...]:
         return tuple(Chunk(c.request_id, c.start, self._rng.randint(1, c.tokens)) for c in chunks)
