@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 from openai import OpenAI
 
@@ -55,6 +56,12 @@ class App:
         while _http.get(f"{self.url}/health").status_code != 200:
             assert time.monotonic() < end_s, "not healthy in time"
             time.sleep(0.1)
+
+
+def replicas(app: App, deployment: str) -> list[int]:
+    """The pids of an application's replicas of that deployment."""
+    title = f"ray::ServeReplica:{app.name}:{deployment}"
+    return [p.pid for p in psutil.Process().children(recursive=True) if title in " ".join(p.cmdline())]
 
 
 def fake_engine(**fields: object) -> EngineConfig:

@@ -14,7 +14,6 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
-import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -22,7 +21,7 @@ from pdmux_ray import cli
 from pdmux_ray.bench.load.session import read_units
 from pdmux_ray.bench.timeline import fetch
 from pdmux_ray.metrics.trace import DECODE, arrivals_of, events_of
-from tests.ray.conftest import App
+from tests.ray.conftest import App, replicas
 
 pytestmark = pytest.mark.ray
 
@@ -136,7 +135,7 @@ def test_a_dead_instance_fails_its_requests_with_an_error_and_is_replaced(either
     with httpx.stream("POST", f"{either.url}/v1/completions", json=body, timeout=60) as response:
         lines = response.iter_lines()
         next(lines)
-        os.kill(_replicas(either, "Instance")[0], signal.SIGKILL)
+        os.kill(replicas(either, "Instance")[0], signal.SIGKILL)
         rest = [line for line in lines if line]
     assert "went away" in rest[-1]
     assert httpx.get(f"{either.url}/health").status_code == 503
@@ -146,7 +145,7 @@ def test_a_dead_instance_fails_its_requests_with_an_error_and_is_replaced(either
 
 
 def test_an_instance_that_hangs_does_not_keep_a_new_one_from_being_found(keyed: App) -> None:
-    hanging, dead = _replicas(keyed, "Instance")
+    hanging, dead = replicas(keyed, "Instance")
     os.kill(hanging, signal.SIGSTOP)
     try:
         os.kill(dead, signal.SIGKILL)
@@ -166,7 +165,7 @@ def test_a_dead_gateway_leaves_no_request_running(app: App) -> None:
     asking = threading.Thread(target=read)
     asking.start()
     wait_until(app.busy, 10)
-    os.kill(_replicas(app, "Gateway")[0], signal.SIGKILL)
+    os.kill(replicas(app, "Gateway")[0], signal.SIGKILL)
     asking.join()
     app.wait_until_healthy()
     assert not app.busy()  # 350 tokens would have taken longer than a new gateway
@@ -193,9 +192,3 @@ def _send(url: str, body: dict[str, Any]) -> socket.socket:
     head = f"POST {parts.path} HTTP/1.1\r\nhost: {parts.hostname}\r\ncontent-length: {len(raw)}\r\n\r\n"
     connection.sendall(head.encode() + raw)
     return connection
-
-
-def _replicas(app: App, deployment: str) -> list[int]:
-    """The pids of an application's replicas of that deployment."""
-    title = f"ray::ServeReplica:{app.name}:{deployment}"
-    return [p.pid for p in psutil.Process().children(recursive=True) if title in " ".join(p.cmdline())]

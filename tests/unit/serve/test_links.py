@@ -162,6 +162,7 @@ async def test_an_instance_that_hangs_loses_its_requests_to_another_and_keeps_th
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(links, "WATCH_PERIOD_S", PERIOD_S)
+    monkeypatch.setattr(links, "MIN_RETRY_S", PERIOD_S)
     fleet, hanging, mailbox = Fleet(), Hanging(), Mailbox(lambda: None)
     async with switchboard(fleet, "hangs", hanging), linked(fleet) as found:
         await until(lambda: found.loads())
