@@ -7,7 +7,6 @@ import shlex
 import subprocess
 import tempfile
 import time
-import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import IO
@@ -16,6 +15,7 @@ import aiohttp
 import psutil
 
 from pdmux_ray.errors import PdmuxError
+from pdmux_ray.serve.launch import is_ready
 from pdmux_ray.serve.modes import free_ports
 
 
@@ -41,7 +41,7 @@ class Server:
 
 @contextlib.contextmanager
 def running(command: str, model: str, timeout_s: float = 300.0) -> Iterator[Server]:
-    """Runs `command` ({model} and {port} are filled in) and yields the server when /health answers 200.
+    """Runs `command` ({model} and {port} are filled in) and yields the server when it is ready.
 
     Raises PdmuxError with the end of the server's output when it exits or stays silent for `timeout_s`.
     """
@@ -69,7 +69,7 @@ def _wait_until_ready(process: subprocess.Popen[bytes], url: str, timeout_s: flo
     while time.monotonic() < deadline:
         if process.poll() is not None:
             break
-        with contextlib.suppress(OSError), urllib.request.urlopen(f"{url}/health", timeout=5):
+        if is_ready(url):
             return
         time.sleep(0.5)
     log.seek(0)

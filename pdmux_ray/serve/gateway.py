@@ -55,7 +55,7 @@ class Gateway:
         return model_list(self._model, self._links.context_length())
 
     def health(self) -> tuple[bool, dict[str, str]]:
-        return self._links.open(), self._links.troubles() if self._links.by_id else {"all": "no instance is linked yet"}
+        return self._links.open(), self._links.troubles()
 
     def exposition(self) -> bytes:
         return self._metrics.exposition()

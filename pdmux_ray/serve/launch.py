@@ -195,9 +195,9 @@ def _stop(child: subprocess.Popen[bytes] | None) -> None:
 
 
 def _wait_until_ready(plan: Plan, child: subprocess.Popen[bytes], started_s: float) -> None:
-    """Until /health answers 200. Raises PdmuxError with the reason when it never will."""
+    """Until requests are served, and no instance is missing. Raises PdmuxError with the reason when that will never be."""
     shown_s = 0
-    while not _healthy(plan.url):
+    while not is_ready(plan.url):
         elapsed_s = int(time.monotonic() - started_s)
         if child.poll() is not None:
             raise PdmuxError(f"the server did not start. {_reason(plan)}")
@@ -209,12 +209,17 @@ def _wait_until_ready(plan: Plan, child: subprocess.Popen[bytes], started_s: flo
         time.sleep(0.1)
 
 
-def _healthy(url: str) -> bool:
+def is_ready(url: str) -> bool:
+    """Whether /health is 200; if it tells of troubles, as ours does, that no instance is missing."""
     try:
         with urllib.request.urlopen(f"{url}/health", timeout=1) as response:
-            return bool(response.status == 200)
+            body = response.read()
     except (OSError, urllib.error.URLError):
         return False
+    try:
+        return "missing" not in json.loads(body)["troubles"]
+    except (ValueError, KeyError, TypeError):
+        return True
 
 
 def _reason(plan: Plan) -> str:

@@ -25,7 +25,7 @@ from pdmux_ray.types import Load, NewRequest, Role
 
 SHOWN_S = 0.25  # a prompt shows in the figures of who prefills it from so long on: it may come there by way of another instance
 
-LONELY_PERIOD_S = 0.5  # discovery while no instance is linked
+SEEKING_PERIOD_S = 0.5  # discovery while an instance is missing
 WATCH_PERIOD_S = 1.0  # an instance that hangs at two looks in a row is hung up on, when it has requests that another could take
 
 MIN_RETRY_S, MAX_RETRY_S = 0.5, 30.0  # before a line that did not last is tried again; doubles with each failure
@@ -183,6 +183,7 @@ class Links:
         self.gateway_id = gateway_id
         self._describe_all = describe_all
         self._period_s = discovery_period_s
+        self._instances = router.instances
         self._limits = router.limits
         self._router = router
         self._failures: dict[str, _Failure] = {}  # by instance id
@@ -210,8 +211,10 @@ class Links:
         return min((link.context_length for link in self.by_id.values()), default=None)
 
     def troubles(self) -> dict[str, str]:
-        """Instance id -> why it is given no requests, for those that are not."""
+        """Instance id -> why it is given no requests, for those that are not; and under "missing", if any are not linked."""
         found = {link.instance_id: link.trouble(self._limits) for link in self.by_id.values()}
+        if len(self.by_id) < self._instances:
+            found["missing"] = f"{len(self.by_id)} of {self._instances} instances are linked"
         return {instance_id: why for instance_id, why in found.items() if why is not None}
 
     def open(self) -> bool:
@@ -277,7 +280,8 @@ class Links:
                 self._introduce()
             except Exception as error:  # there is no replica yet, say; the lines themselves show who is well
                 log.debug("Listing the instances failed: %r", error)
-            await asyncio.sleep(self._period_s if self.by_id else min(self._period_s, LONELY_PERIOD_S))
+            complete = len(self.by_id) >= self._instances
+            await asyncio.sleep(self._period_s if complete else min(self._period_s, SEEKING_PERIOD_S))
 
     async def _watch(self) -> None:
         """An instance that hangs loses its line, so that its requests go on elsewhere. Where there is no other they wait."""

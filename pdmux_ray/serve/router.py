@@ -57,10 +57,11 @@ class RouterSettings:
     routing: RoutingConfig
     engine: EngineConfig
     disaggregated: bool  # there is a topology
+    instances: int = 1  # that there should be
 
     @classmethod
     def of(cls, config: AppConfig) -> RouterSettings:
-        return cls(config.gateway.routing, config.engine, config.topology is not None)
+        return cls(config.gateway.routing, config.engine, config.topology is not None, len(config.roles))
 
 
 class Router:
@@ -69,6 +70,7 @@ class Router:
     def __init__(self, settings: RouterSettings) -> None:
         """Raises ConfigError for a profile that cannot be read."""
         engine = settings.engine
+        self.instances = settings.instances
         self.limits = FitnessLimits(SILENCE_S, engine.stall_timeout_s)
         self._settings = settings
         self._model = _model(engine)

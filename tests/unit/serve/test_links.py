@@ -121,7 +121,7 @@ async def test_an_instance_that_speaks_nonsense_is_tried_again_less_and_less_oft
     monkeypatch: pytest.MonkeyPatch, frame: list[Any]
 ) -> None:
     monkeypatch.setattr(links, "MIN_RETRY_S", 0.01)
-    monkeypatch.setattr(links, "LONELY_PERIOD_S", PERIOD_S)
+    monkeypatch.setattr(links, "SEEKING_PERIOD_S", PERIOD_S)
     times_s: list[float] = []
 
     async def babble(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -235,3 +235,18 @@ async def test_a_role_that_is_refused_or_an_instance_that_is_not_there_is_said_s
             await found.assign("one", "prefill")
         with pytest.raises(RequestError, match="'two'; there are: one"):
             await found.assign("two", "prefill")
+
+
+async def test_instances_that_are_missing_are_sought_at_once_and_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links, "SEEKING_PERIOD_S", PERIOD_S)
+    fleet, router = Fleet(), Router(RouterSettings(RoutingConfig(), EngineConfig(), disaggregated=True, instances=2))
+    found = Links(fleet.describe_all, "g", 60.0, router)
+    found.start()
+    try:
+        async with switchboard(fleet, "one"):
+            await until(found.open)
+            assert found.troubles() == {"missing": "1 of 2 instances are linked"}
+            async with switchboard(fleet, "other"):
+                await until(lambda: not found.troubles())
+    finally:
+        await found.close()
