@@ -148,7 +148,7 @@ class RouteReason(Enum):
     TIE = "tie"  # several are equal in all that; one was drawn
     LOCAL = "local"  # predicted: the objectives are kept, cheapest by prefilling where it decodes
     REMOTE = "remote"  # predicted: the objectives are kept, cheapest by fetching from a prefill instance
-    LATE = "late"  # predicted: an objective is missed whatever is done; this way by the least
+    LATE = "late"  # predicted: an objective is missed whatever is done; this way delays others least
     SHORT = "short"  # threshold: not enough is left to prefill for a fetch
     LONG = "long"  # threshold: enough is
     ALWAYS = "always"  # policy remote

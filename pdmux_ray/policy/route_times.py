@@ -34,6 +34,7 @@ class Prediction:
     decode: str
     prefill: str | None
     ttft_s: float
+    prefill_s: float  # of these, from its begin to its end: so long others wait for it
     gap_s: float  # 99 % bound of the decode instance's steps when it and all that are due there decode
     keeps: bool  # both objectives, with pages for its prompt now: without, it would wait for who knows how long
     cost: float  # the sum of both in objectives
@@ -61,28 +62,30 @@ def predictions(
         reached = [export for export in exports if missing and view.reaches(export[0])]
         if view.role is not Role.DECODE or not reached:
             longest_s = max(gap_s, _one_pass_s(ask, view, own))
-            yield _judged(ask, view, None, local.queue_s + local.own_s, longest_s, local.room, limits)
+            yield _judged(ask, (view, None), local, local.queue_s + local.own_s, longest_s, limits)
         transfer_s = missing * limits.kv_bytes_per_token / limits.bandwidth
         for peer, there in reached:
             short_s, long_s = sorted((there.own_s, transfer_s))
             landed_s = there.queue_s + long_s + short_s / costs[peer.instance_id].layers
             ttft_s = landed_s + HANDOFF_S + _first_step_s(ask, view, own)
-            yield _judged(ask, view, peer, ttft_s, gap_s, local.room and there.room, limits)
+            export = there._replace(room=there.room and local.room)
+            yield _judged(ask, (view, peer), export, ttft_s, gap_s, limits)
 
 
 def _judged(
     ask: RouteAsk,
-    decode: InstanceView,
-    prefill: InstanceView | None,
+    way: tuple[InstanceView, InstanceView | None],
+    prefill: _Prefill,
     ttft_s: float,
     gap_s: float,
-    room: bool,
     limits: RouteLimits,
 ) -> Prediction:
+    decode, peer = way
     allowed_s = limits.ttft_s + limits.ttft_s_per_token * ask.prompt_tokens
-    keeps = room and ttft_s <= allowed_s and gap_s <= limits.itl_s
+    keeps = prefill.room and ttft_s <= allowed_s and gap_s <= limits.itl_s
     cost = (ttft_s if allowed_s == math.inf else ttft_s / allowed_s) + gap_s / limits.itl_s
-    return Prediction(decode.instance_id, prefill.instance_id if prefill is not None else None, ttft_s, gap_s, keeps, cost)
+    peer_id = None if peer is None else peer.instance_id
+    return Prediction(decode.instance_id, peer_id, ttft_s, prefill.own_s, gap_s, keeps, cost)
 
 
 def _prefill(tokens: int, view: InstanceView, ask: RouteAsk, limits: RouteLimits, costs: InstanceCosts) -> _Prefill:

@@ -14,7 +14,7 @@ from pdmux_ray.types import Role
 if TYPE_CHECKING:
     from random import Random
 
-NEAR = 0.1  # ways whose cost is so little above the cheapest are as good: predictions are no better
+NEAR = 0.1  # ways that are so little above the cheapest are as good: predictions are no better
 MOST_PEERS = 2  # that a request is given to fetch from: one, and another when that one fails
 
 
@@ -108,15 +108,15 @@ def _by_prediction(
     costs: Mapping[str, InstanceCosts],
     rng: Random,
 ) -> RouteChoice:
-    """The cheapest way that keeps the objectives, or else the cheapest. Of those that are nearly so one is drawn, so that not
-    all gateways take the same one, nor all of a burst the one that has their prefix; a fetch is worth more than that.
+    """The cheapest way that keeps the objectives. When none does, one whose prefill delays others least: it is late anyhow, and
+    they need not be. Of those that are nearly as cheap one is drawn, so that not all gateways take the same one, nor all of a
+    burst the one that has their prefix; a fetch is worth more than that.
 
     `expected`: there should be prefill instances.
     """
-    ways = list(predictions(ask, decoders, peers, limits, costs))
-    ways = [way for way in ways if way.keeps] or ways
-    dearest = (1 + NEAR) * min(way.cost for way in ways)
-    near = [way for way in ways if way.cost <= dearest]
+    found = list(predictions(ask, decoders, peers, limits, costs))
+    ways = [way for way in found if way.keeps] or _nearly_least(found, lambda way: way.prefill_s)
+    near = _nearly_least(ways, lambda way: way.cost)
     chosen = rng.choice([way for way in near if way.prefill is None] or near)
     view = next(view for view in decoders if view.instance_id == chosen.decode)
     if ask.to_fetch(chosen.decode) and expected and not any(map(view.reaches, peers)):
@@ -126,6 +126,11 @@ def _by_prediction(
     else:
         reason = _reason(chosen, bool(peers) and not ask.to_fetch(chosen.decode))
     return RouteChoice(chosen.decode, reason, _backed(chosen, ways), chosen.ttft_s)
+
+
+def _nearly_least(ways: Sequence[Prediction], key: Callable[[Prediction], float]) -> list[Prediction]:
+    most = (1 + NEAR) * min(map(key, ways))
+    return [way for way in ways if key(way) <= most]
 
 
 def _reason(way: Prediction, cached: bool) -> RouteReason:

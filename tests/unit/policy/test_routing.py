@@ -167,7 +167,11 @@ class TestByPrediction:
         assert {route(100, *views, seed=seed).instance_id for seed in range(9)} == {"queue"}
         assert route(100, *views, cached={"full": 32}).instance_id == "full"
 
-    def test_when_every_way_misses_an_objective_the_one_that_misses_least_is_taken_and_the_reason_says_so(self) -> None:
+    def test_a_prompt_that_is_late_anyhow_is_prefilled_where_it_delays_others_least(self) -> None:
+        choice = route(2000, prefill("p", queued_prefill_tokens=9000), mux("m", **decoding(60)))
+        assert (choice.reason, choice.prefill) == (RouteReason.LATE, ("p",))
+
+    def test_of_ways_that_delay_others_alike_the_one_that_misses_an_objective_least_is_taken(self) -> None:
         choice = route(100, mux("a", queued_prefill_tokens=9000), mux("b", queued_prefill_tokens=5000))
         assert (choice.instance_id, choice.reason) == ("b", RouteReason.LATE)
 
