@@ -1,12 +1,11 @@
 """When a request's first token would come, and what it would do to gaps between tokens, on every way it could take.
 
-    local    T = (queue + own) / share
-    fetched  T = (queue + own) / share of the prefill instance, its own part beside the transfer, then D's next decode step
+    local    T = queue + own
+    fetched  T = queue + own of the prefill instance, its own part beside the transfer, then D's next decode step
 
-`queue` and `own` are prefills on the whole device, `share` what the decodes there leave of it: with lanes an engine keeps its
-ITL objective, so that of each such interval a prefill gets what is not one decode step. In one pass, a decode step rides along
-with every `one_pass_tokens`. A push follows the layers, so the longer one of computing and pushing counts, and one layer of
-the other.
+With lanes, `queue` and `own` are prefills on the whole device over the share of it that the decodes leave: an engine keeps its
+ITL objective, so that of each such interval a prefill gets what is not one decode step. In one pass they are steps that decode,
+too. A push follows the layers, so the longer one of computing and pushing counts, and one layer of the other.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from pdmux_ray.policy.views import InstanceCosts, InstanceView, Piece
+from pdmux_ray.policy.views import Estimate, InstanceCosts, InstanceView, Piece
 from pdmux_ray.types import Role
 
 if TYPE_CHECKING:
@@ -43,6 +42,7 @@ class Prediction:
 class _Prefill(NamedTuple):
     queue_s: float
     own_s: float
+    step_s: float  # 99 % bound of the longest step that it makes others wait for; 0 with lanes, or when nobody decodes
     room: bool
 
 
@@ -61,8 +61,7 @@ def predictions(
         gap_s = _gap_s(ask, view, own)
         reached = [export for export in exports if missing and view.reaches(export[0])]
         if view.role is not Role.DECODE or not reached:
-            longest_s = max(gap_s, _one_pass_s(ask, view, own))
-            yield _judged(ask, (view, None), local, local.queue_s + local.own_s, longest_s, limits)
+            yield _judged(ask, (view, None), local, local.queue_s + local.own_s, max(gap_s, local.step_s), limits)
         transfer_s = missing * limits.kv_bytes_per_token / limits.bandwidth
         for peer, there in reached:
             short_s, long_s = sorted((there.own_s, transfer_s))
@@ -91,34 +90,38 @@ def _judged(
 def _prefill(tokens: int, view: InstanceView, ask: RouteAsk, limits: RouteLimits, costs: InstanceCosts) -> _Prefill:
     """Of the first `tokens` of the prompt, after all that is queued there."""
     piece = _piece(tokens, view, ask)
-    own_s = _alone_s(piece, costs)
     queued = view.queued_prefill_tokens + view.on_their_way_tokens
-    queue_s = _alone_s(Piece(QUEUE_PIECE, 0), costs) * queued / QUEUE_PIECE
     pages = -(-(tokens + 1) // limits.page_size) - piece.prior_tokens // limits.page_size
     room = pages <= view.free_pages
-    if not view.decode_batch:
-        return _Prefill(queue_s, own_s, room)
-    decode = costs.model.decode(view.decode_batch, view.decode_context_tokens, costs.units, 0)
     if costs.one_pass_tokens is None:
-        share = max(1.0 - decode.bound_s / limits.itl_s, LEAST_SHARE)
-        return _Prefill(queue_s / share, own_s / share, room)
-    step_s, chunk = decode.predicted_s, costs.one_pass_tokens
-    return _Prefill(queue_s + step_s * (queued // chunk), own_s + step_s * (1 + piece.new_tokens // chunk), room)
+        share = _share(view, limits, costs)
+        queue_s = _alone_s(Piece(QUEUE_PIECE, 0), costs) * queued / QUEUE_PIECE
+        return _Prefill(queue_s / share, _alone_s(piece, costs) / share, 0.0, room)
+    chunk = int(min(QUEUE_PIECE, costs.one_pass_tokens))
+    queue_s = _pass(Piece(chunk, 0), view, costs).predicted_s * queued / chunk
+    chunk = int(min(piece.new_tokens, costs.one_pass_tokens))
+    step = _pass(Piece(chunk, piece.prior_tokens + (piece.new_tokens - chunk) // 2), view, costs)  # one amid its steps
+    own_s = step.predicted_s * math.ceil(piece.new_tokens / chunk)
+    return _Prefill(queue_s, own_s, step.bound_s if view.decode_batch else 0.0, room)
+
+
+def _share(view: InstanceView, limits: RouteLimits, costs: InstanceCosts) -> float:
+    """Of the device, for prefills."""
+    if not view.decode_batch:
+        return 1.0
+    decode = costs.model.decode(view.decode_batch, view.decode_context_tokens, costs.units, 0)
+    return max(1.0 - decode.bound_s / limits.itl_s, LEAST_SHARE)
+
+
+def _pass(piece: Piece, view: InstanceView, costs: InstanceCosts) -> Estimate:
+    """A step that decodes and prefills."""
+    return costs.model.mixed(view.decode_batch, view.decode_context_tokens, (piece,), costs.units)
 
 
 def _gap_s(ask: RouteAsk, view: InstanceView, costs: InstanceCosts) -> float:
     batch = view.running + view.waiting + view.on_their_way + 1
     context = view.decode_context_tokens + view.queued_prefill_tokens + view.on_their_way_tokens + ask.prompt_tokens
     return costs.model.decode(batch, context, costs.units, 0).bound_s
-
-
-def _one_pass_s(ask: RouteAsk, view: InstanceView, costs: InstanceCosts) -> float:
-    """A step with its prefill, or a chunk of it; 0 when there is none, or nobody decodes."""
-    if costs.one_pass_tokens is None or not view.decode_batch:
-        return 0.0
-    piece = _piece(ask.prompt_tokens, view, ask)
-    chunk = Piece(int(min(piece.new_tokens, costs.one_pass_tokens)), piece.prior_tokens)
-    return costs.model.mixed(view.decode_batch, view.decode_context_tokens, (chunk,), costs.units).bound_s
 
 
 def _first_step_s(ask: RouteAsk, view: InstanceView, costs: InstanceCosts) -> float:

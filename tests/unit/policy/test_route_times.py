@@ -40,9 +40,9 @@ class TestTheFirstToken:
         assert ways(RouteAsk(100, {}), mux("m", **decoding(40)))["m", None].ttft_s == pytest.approx(0.11 / 0.5)
         assert ways(RouteAsk(100, {}), mux("m", **decoding(400)))["m", None].ttft_s == pytest.approx(0.11 / 0.1)
 
-    def test_of_a_prefill_in_one_pass_waits_for_a_decode_step_with_each_chunk(self) -> None:
-        (way,) = ways(RouteAsk(250, {}), mux("m", **decoding(40)), costs=CHUNKED).values()
-        assert way.ttft_s == pytest.approx(0.26 + 3 * 0.05)
+    def test_of_a_prefill_in_one_pass_comes_with_the_last_of_its_chunks_which_decode_as_well(self) -> None:
+        (way,) = ways(RouteAsk(250, {}), mux("m", queued_prefill_tokens=200, **decoding(40)), costs=CHUNKED).values()
+        assert way.ttft_s == pytest.approx((2 + 3) * (0.1 + 0.05))
 
     def test_of_a_fetch_comes_a_layer_of_transfer_and_a_decode_step_after_the_prefill(self) -> None:
         way = ways(RouteAsk(1001, {}), prefill("p"), mux("m"))["m", "p"]
