@@ -30,6 +30,7 @@ from pdmux_ray.errors import InstanceUnavailableError, RequestError
 from pdmux_ray.serve import wire
 
 HEARTBEAT_S = 1.0  # both sides send at least this often
+LOAD_PERIOD_S = 0.1  # figures of a load that changes are no older, also when no step has news for this gateway
 SILENCE_LIMIT_S = 30.0  # a side that has heard nothing for so long hangs up
 MAX_FRAME_BYTES = 256 * 2**20
 MAX_UNSENT_BYTES = 64 * 2**20  # a gateway that does not read for so long is hung up on
@@ -121,12 +122,12 @@ class Switchboard:
         self._numbers = itertools.count()
         self._loop = asyncio.get_running_loop()
         self._server: asyncio.Server | None = None
-        self._heartbeat: asyncio.Task[None] | None = None
+        self._regular: list[asyncio.Task[None]] = []
 
     async def open(self, host: str) -> None:
         self._server = await asyncio.start_server(self._serve, host, 0)
         self.port = self._server.sockets[0].getsockname()[1]
-        self._heartbeat = self._loop.create_task(self._beat())
+        self._regular = [self._loop.create_task(self._beat()), self._loop.create_task(self._tell_load())]
 
     def deliver(self, sink: str, events: list[wire.Event]) -> None:
         """From the engine's thread, once per step and sink."""
@@ -141,8 +142,8 @@ class Switchboard:
             await asyncio.sleep(0.1)
 
     def close(self) -> None:
-        if self._heartbeat is not None:
-            self._heartbeat.cancel()
+        for task in self._regular:
+            task.cancel()
         if self._server is not None:
             self._server.close()
         for caller in self._callers.values():
@@ -213,6 +214,17 @@ class Switchboard:
         if caller is not None:
             caller.requests.difference_update(event[0] for event in events if wire.is_last(event))
             caller.send(["step", self._engine.load(), events])
+
+    async def _tell_load(self) -> None:
+        """It may work for other gateways alone, or, in role prefill, for other instances."""
+        told: wire.PackedLoad | None = None
+        while True:
+            await asyncio.sleep(LOAD_PERIOD_S)
+            load = self._engine.load()
+            if load != told:
+                told = load
+                for caller in self._callers.values():
+                    caller.send(["step", load, []])
 
     async def _beat(self) -> None:
         while True:

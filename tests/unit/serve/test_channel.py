@@ -261,6 +261,17 @@ async def test_a_quiet_line_stays_up_by_itself(monkeypatch: pytest.MonkeyPatch) 
         assert await caller.line.submit(REQUEST) is None
 
 
+async def test_a_gateway_hears_of_a_load_that_changes_by_the_work_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channel, "LOAD_PERIOD_S", 0.005)
+    async with connected() as (engine, _, caller, _):
+        engine.submitted.append(("another gateway", "r"))
+        await until(lambda: caller.loads[-1][0] == 1)
+        await asyncio.sleep(0.02)
+        heard = len(caller.loads)
+        await asyncio.sleep(0.05)
+        assert len(caller.loads) == heard  # nothing has changed
+
+
 async def test_an_instance_that_falls_silent_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
     async def mute(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(ConnectionError):
