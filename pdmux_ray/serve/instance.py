@@ -53,7 +53,8 @@ class Instance:
         self._config = config
         self._drain_s = drain_s
         profile = config.multiplex.profile
-        self._costs = load_costs(Path(profile).expanduser(), model_dir, runner) if profile and limits.has_lanes else None
+        needed = limits.has_lanes or secret is not None  # gateways predict with it, too, where there is a topology
+        self._costs = load_costs(Path(profile).expanduser(), model_dir, runner) if profile and needed else None
         self._peers: Peers | None = None
         if secret is not None:
             who = Who(self._id, self._host, model_digest(model_dir, config.load), secret)
