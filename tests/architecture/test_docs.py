@@ -46,7 +46,16 @@ def test_the_layout_names_every_layer_of_tests() -> None:
     assert layers - set(re.findall(r"(\w+)/", LAYOUT.split("\ntests/")[1])) == set()
 
 
+def explained(document: str, heading: str, column: int) -> set[str]:
+    """Names in that column (from 0) of the tables under a heading."""
+    table = (ROOT / document).read_text(encoding="utf-8").split(heading)[1].split("\n## ")[0]
+    rows = [row.split("|")[1 + column] for row in table.splitlines() if row.startswith("|")]
+    return {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+
+
 def test_every_reason_of_a_step_is_explained() -> None:
-    table = (ROOT / "docs/timeline.md").read_text(encoding="utf-8").split("## Reasons")[1].split("\n## ")[0]
-    explained = {name for row in re.findall(r"^\|([^|]+)\|", table, re.M) for name in re.findall(r"`(\w+)`", row)}
-    assert explained == {reason.value for reason in [*ModeReason, *StepReason]}
+    assert explained("docs/timeline.md", "## Reasons", 0) == {reason.value for reason in [*ModeReason, *StepReason]}
+
+
+def test_every_reason_of_a_route_is_explained() -> None:
+    assert explained("docs/disaggregation.md", "### Reasons of a route", 1) == {reason.value for reason in RouteReason}
