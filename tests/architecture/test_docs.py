@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pdmux_ray.policy.decisions import ModeReason, StepReason
+from pdmux_ray.policy.decisions import ModeReason, RouteReason, StepReason
 
 from .sources import ROOT, files
 
