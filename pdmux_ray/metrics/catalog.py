@@ -81,8 +81,10 @@ class GatewayMetrics:
     def ended(self, endpoint: str, outcome: Outcome) -> None:
         self._requests.labels(self._gateway_id, endpoint, outcome.value).inc()
 
-    def routed(self, reason: str) -> None:
-        self._routed.labels(self._gateway_id, reason).inc()
+    def routed(self, choice: RouteChoice) -> None:
+        self._routed.labels(self._gateway_id, choice.reason.value).inc()
+        if choice.predicted_ttft_s is not None:
+            self._predicted_ttft_s.observe(choice.predicted_ttft_s)
 
     def resumed(self, outcome: Resumption) -> None:
         self._resumed.labels(self._gateway_id, outcome.value).inc()

@@ -90,7 +90,7 @@ class Completions:
         except BaseException as error:
             self._metrics.ended(endpoint, outcome(error))
             raise
-        self._metrics.routed(choice.reason.value)
+        self._metrics.routed(choice)
         answer = Answer(
             endpoint,
             choices,

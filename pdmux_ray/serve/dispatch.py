@@ -123,7 +123,7 @@ class Dispatch:
         """Whether the next best instance takes what is unfinished. Raises InstanceUnavailableError when there is none."""
         self._link, choice = self._links.choose(self._known_tokens(), self._avoided)
         self._prefill = choice.prefill
-        self._metrics.routed(choice.reason.value)
+        self._metrics.routed(choice)
         try:
             await self._submit()
         except InstanceUnavailableError:

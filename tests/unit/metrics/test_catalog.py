@@ -44,6 +44,17 @@ def test_drift_and_modes_are_exported_of_the_instances_that_have_them() -> None:
     ]
 
 
+def test_routes_are_counted_by_reason_and_their_predictions_are_kept() -> None:
+    metrics = GatewayMetrics("g", dict, dict)
+    metrics.routed(RouteChoice("one", RouteReason.LOCAL, predicted_ttft_s=0.25))
+    metrics.routed(RouteChoice("one", RouteReason.TIE))
+    lines = metrics.exposition().decode().splitlines()
+    assert 'pdmux_routed_requests_total{gateway="g",reason="local"} 1.0' in lines
+    assert 'pdmux_routed_requests_total{gateway="g",reason="tie"} 1.0' in lines
+    assert 'pdmux_predicted_time_to_first_token_seconds_sum{gateway="g"} 0.25' in lines
+    assert 'pdmux_predicted_time_to_first_token_seconds_count{gateway="g"} 1.0' in lines
+
+
 def test_a_latency_histogram_is_exported_as_the_library_would_export_it() -> None:
     values = (0.0, 0.005, 0.0050001, 0.3, 5.0, 7.5)
     library = CollectorRegistry()
