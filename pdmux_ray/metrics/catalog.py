@@ -21,6 +21,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
+from pdmux_ray.policy.decisions import RouteChoice
 from pdmux_ray.types import Load
 
 TOKEN_BUCKETS_S = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0)
@@ -71,6 +72,9 @@ class GatewayMetrics:
             "pdmux_open_requests", "Completion requests under way.", ("gateway",), registry=self._registry
         ).labels(gateway_id)
         self.ttft_s = self._histogram("pdmux_time_to_first_token_seconds", "Until the first token.", REQUEST_BUCKETS_S)
+        self._predicted_ttft_s = self._histogram(
+            "pdmux_predicted_time_to_first_token_seconds", "The same as predicted, of requests routed so.", REQUEST_BUCKETS_S
+        )
         self.itl_s = self._histogram(
             "pdmux_inter_token_seconds", "Gap between two arrivals of a choice's tokens.", TOKEN_BUCKETS_S
         )

@@ -6,7 +6,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from pdmux_ray.engine.counters import Counters
 from pdmux_ray.latency.correction import Figures
 from pdmux_ray.metrics.catalog import TOKEN_BUCKETS_S, GatewayMetrics, LatencyHistogram
-from pdmux_ray.policy.decisions import StepReason
+from pdmux_ray.policy.decisions import RouteChoice, RouteReason, StepReason
 from pdmux_ray.types import FinishReason, Mode
 
 
