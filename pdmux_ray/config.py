@@ -93,6 +93,12 @@ class TransferConfig(_Frozen):
                 f"silence_s ({self.silence_s:g}) is shorter than two heartbeats ({self.heartbeat_s:g} s each): every peer "
                 "would count as frozen. Raise silence_s or lower heartbeat_s"
             )
+        for name in ("lease_s", "drain_s"):
+            if getattr(self, name) <= self.heartbeat_s:
+                raise ValueError(
+                    f"{name} ({getattr(self, name):g}) is not longer than heartbeat_s ({self.heartbeat_s:g}), by which peers "
+                    f"say that they are at work: raise {name} or lower heartbeat_s"
+                )
         return self
 
 

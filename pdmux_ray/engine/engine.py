@@ -155,12 +155,17 @@ class Engine:
         return "the engine is closed" if self._closed else None
 
     def problem(self) -> str | None:
-        """Why the engine is unhealthy: a defect, or a stall, which may pass. None while it is healthy."""
+        """Why the engine is unhealthy: it takes no requests, or has no part in transfers any more. None while it is healthy."""
+        trouble = self._trouble()
+        if trouble is None and self._handoffs.broken is not None:
+            return f"the KV port has failed: {self._handoffs.broken}"
+        return trouble
+
+    def _trouble(self) -> str | None:
+        """Why it takes no requests: a defect, or a stall, which may pass."""
         defect = self.defect()
         if defect is not None:
             return defect
-        if self._handoffs.broken is not None:
-            return f"the KV port has failed: {self._handoffs.broken}"
         age_s = self._loop.step_age_s
         if stalled(age_s, self.limits.stall_timeout_s):
             return f"the step under way has taken {age_s:.1f} s, more than {self.limits.stall_timeout_s:.1f} s"
@@ -216,9 +221,9 @@ class Engine:
         self._loop.submit(lambda: self._admit(request))
 
     def _admit(self, request: Request) -> Request:
-        problem = self.problem()
-        if problem is not None:
-            raise InstanceUnavailableError(f"This instance takes no requests: {problem}.")
+        trouble = self._trouble()
+        if trouble is not None:
+            raise InstanceUnavailableError(f"This instance takes no requests: {trouble}.")
         if self._loop.is_live(request.request_id):
             raise RequestError(f"Request id {request.request_id!r} is in use. Choose another one.", param="request_id")
         if not request.resumed:

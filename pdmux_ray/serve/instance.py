@@ -48,7 +48,8 @@ class Instance:
         self._host = ray.util.get_node_ip_address()
         self._role = roles[min(context.rank.rank, len(roles) - 1)]
         runner = build_runner(model_dir, config)  # first: it sets up the process before torch is imported
-        limits = resolve_limits(config, Tokenizer.load(model_dir).facts, runner)
+        facts = Tokenizer.load(model_dir).facts
+        limits = resolve_limits(config, facts, runner)
         self._clock = WallClock()
         self._config = config
         self._drain_s = drain_s
@@ -58,7 +59,7 @@ class Instance:
         self._peers: Peers | None = None
         if secret is not None:
             who = Who(self._id, self._host, model_digest(model_dir, config.load), secret)
-            self._peers = await asyncio.to_thread(open_peers, who, runner, config.transfer)
+            self._peers = await asyncio.to_thread(open_peers, who, runner, facts, config.transfer)
         port = self._peers.port if self._peers else None
         self._engine = Engine(runner, limits, self._publish, self._clock, costs=self._costs, port=port)
         self._device = _device(config, runner)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -22,6 +22,7 @@ from pdmux_ray import __version__
 from pdmux_ray.config import TransferConfig
 from pdmux_ray.errors import ConfigError
 from pdmux_ray.serve import wire
+from pdmux_ray.types import ModelFacts
 
 _SAMPLE_BYTES = 2**20  # of each end of a file of weights
 _IDLE_POLL_S = 0.05
@@ -103,11 +104,17 @@ class Who:
     name: str
     host: str  # where peers reach it
     model: str
-    secret: str
+    secret: str = field(repr=False)
 
 
-def open_peers(who: Who, runner: object, config: TransferConfig) -> Peers:
-    """Raises ConfigError when NIXL, or a pool that it can register, is not here."""
+def open_peers(who: Who, runner: object, facts: ModelFacts, config: TransferConfig) -> Peers:
+    """Raises ConfigError for a model whose KV is not that of its tokens alone, and when NIXL, or a pool that it can register,
+    is not here."""
+    if not facts.prefixes_are_shareable:
+        raise ConfigError(
+            "topology: this model's KV depends on the length of the prompt (dynamic RoPE scaling), so another instance cannot "
+            "compute it ahead. Leave topology out."
+        )
     if not isinstance(runner, Pooled):
         raise ConfigError("topology: this device cannot share its KV with other instances. Leave topology out, or take a CPU.")
     try:

@@ -6,7 +6,6 @@ import importlib.util
 import random
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
@@ -16,8 +15,7 @@ from pdmux_ray.config import EngineConfig, TransferConfig
 from pdmux_ray.engine.engine import Engine
 from pdmux_ray.engine.fake_runner import FakeRunner, fake_token
 from pdmux_ray.engine.limits import resolve_limits
-from pdmux_ray.errors import ConfigError
-from pdmux_ray.serve.peers import Peers, Who, model_digest, open_peers
+from pdmux_ray.serve.peers import Peers, Who, open_peers
 from pdmux_ray.types import ModelFacts, NewRequest, SamplingParams
 from tests.unit.engine.world import Log
 
@@ -36,7 +34,7 @@ class Instance:
     def __init__(self, name: str, log: Log, *, model: str = "m", secret: str = "s", page_size: int = 16) -> None:
         self.name = name
         self.runner = FakeRunner(512, page_size, 0.0, 0.0, WallClock())
-        self.peers: Peers = open_peers(Who(name, "127.0.0.1", model, secret), self.runner, TransferConfig(checksum=True))
+        self.peers: Peers = open_peers(Who(name, "127.0.0.1", model, secret), self.runner, FACTS, TransferConfig(checksum=True))
         self.engine = Engine(self.runner, resolve_limits(CONFIG, FACTS, self.runner), log, port=self.peers.port)
         self.engine.start()
         self._closed = False
@@ -134,15 +132,14 @@ def test_a_peer_is_given_up_when_it_has_gone_and_nobody_names_it_any_more(opened
     wait_until(lambda: not decode.peers.called - {"q"})
 
 
-def test_a_model_is_told_by_its_config_and_its_weights(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{}")
-    (tmp_path / "model.safetensors").write_bytes(b"\1" * 3_000_000)
-    first, without = model_digest(tmp_path, "weights"), model_digest(tmp_path, "dummy")
-    (tmp_path / "model.safetensors").write_bytes(b"\1" * 2_999_999 + b"\2")
-    assert model_digest(tmp_path, "weights") != first
-    assert model_digest(tmp_path, "dummy") == without != first
-
-
-def test_a_device_whose_kv_others_cannot_reach_is_refused() -> None:
-    with pytest.raises(ConfigError, match="cannot share its KV"):
-        open_peers(Who("d", "127.0.0.1", "m", "s"), object(), TransferConfig())
+def test_an_address_that_is_none_costs_that_peer_and_nothing_else(opened: Callable[..., Instance], log: Log) -> None:
+    decode, prefill = opened("d"), opened("p")
+    wrong = {"q": "prefill-0:5600", "r": "127.0.0.1:99999", "s": "127.0.0.1", "d": decode.peers.address}
+    decode.peers.meet({**wrong, "p": prefill.peers.address})
+    wait_until(lambda: decode.peers.linked() == ["p"])
+    assert decode.peers.figures()["pdmux_kv_refused_peers_total"] == len(wrong)
+    ask(decode, "r", [5] * 40, "q", "p")
+    log.wait_for_ends(["r"])
+    assert log.tokens("r") == expected([5] * 40)
+    assert decode.engine.counters.kv_used_tokens == 39
+    assert decode.engine.problem() is None

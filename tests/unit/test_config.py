@@ -53,6 +53,8 @@ def test_no_args_means_all_defaults() -> None:
         ({"topology": {"prefill": 1}}, "no instance decodes: set mux or decode to 1 at least"),
         ({"topology": {"mux": 2}, "instances": 2}, "topology says how many instances there are: leave `instances` out"),
         ({"engine": {"transfer": {"silence_s": 0.4}}}, "silence_s (0.4) is shorter than two heartbeats (0.25 s each)"),
+        ({"engine": {"transfer": {"lease_s": 0.2}}}, "lease_s (0.2) is not longer than heartbeat_s (0.25), by which peers say"),
+        ({"engine": {"transfer": {"drain_s": 0.25}}}, "drain_s (0.25) is not longer than heartbeat_s (0.25)"),
         ({"engine": {"max_batch": 0}}, "engine.max_batch: Input should be greater than 0"),
         (
             {"engine": {"mode": "best"}},

@@ -340,6 +340,30 @@ def test_an_engine_whose_port_fails_goes_on_alone_and_says_so(pair: Pair) -> Non
     assert log.tokens("r") == expected(new, link.decode.limits)[0]
     assert link.decode.load().quarantined_pages == 6
     assert link.decode.problem() == "the KV port has failed: no device"
+    link.decode.submit(local := request("local", range(30)))
+    while link.decode.step():
+        pass
+    assert log.tokens("local") == expected(local, link.decode.limits)[0], "what needs no port is served"
+
+
+class LastWords(LinkPort):
+    def poll(self) -> Sequence[PortEvent]:
+        if not self.events:
+            raise KvTransferError("no device")
+        return super().poll()
+
+
+def test_what_a_port_says_before_it_fails_gives_pages_back(pair: Pair) -> None:
+    link, log = pair()
+    link.decode.submit(new := remote("r", range(22), peers=("a",)))
+    link.decode.step()
+    link.at_decode.__class__ = LastWords
+    link.lose(link.alive[0], LossReason.PEER_DEAD, safe=True)
+    while link.decode.step():
+        pass
+    assert log.tokens("r") == expected(new, link.decode.limits)[0]
+    assert link.decode.load().quarantined_pages == 0
+    assert link.decode.problem() == "the KV port has failed: no device"
 
 
 class CountingClock(WallClock):
