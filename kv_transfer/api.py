@@ -41,6 +41,7 @@ class LossReason(Enum):
     PEER_UNKNOWN = "peer_unknown"  # not connected, or never heard of
     PEER_BUSY = "peer_busy"  # refused: it has as many exports as it takes
     PEER_INCOMPATIBLE = "peer_incompatible"  # refused: another layout, model or version
+    TOO_LONG = "too_long"  # more tokens than a transfer takes: prefill it where it is decoded
     PEER_DEAD = "peer_dead"  # its connection was closed or its process is gone
     PEER_SILENT = "peer_silent"  # no heartbeat: frozen, or cut off
     PEER_RESTARTED = "peer_restarted"  # the epoch is another one now
@@ -126,6 +127,7 @@ class Limits:
     accept_s: float = 1.0  # from the ticket to its answer
     lease_s: float = 5.0  # of a handoff, since the other end last said that it works on it; of an engine, since it last polled
     drain_s: float = 1.0  # without a sign that a cancelled handoff's writes come to their end; then by force
+    hang_s: float = 10.0  # an endpoint's thread that does not end a step for so long has failed: steps never wait
     max_handoffs: int = 1024  # alive with one peer, in one direction
     max_prompt_tokens: int = 2**20
     max_frame_bytes: int = 32 * 2**20
@@ -192,7 +194,8 @@ PortEvent: TypeAlias = Landed | Lost | Safe | Wanted | Unwanted | Sent
 class KvPort(Protocol):
     """What an engine calls. Thread-safe; never blocks; an unknown or ended handoff is ignored, as events may have crossed.
 
-    Every `fetch` is answered by one Landed or one Lost, every Lost that is not safe by one Safe, every Wanted by one Sent.
+    Every `fetch` is answered by one Landed or one Lost, every Lost that is not safe by one Safe, every Wanted by one Sent; also
+    when the port is closed or fails, but for a Safe that nobody can promise then: those pages are lost until the process ends.
     An engine polls at least every `Limits.lease_s / 2`: one that does not counts as stuck, and its peers' leases end.
     """
 
@@ -219,7 +222,7 @@ class KvPort(Protocol):
         """D: so many of the landed tokens were not computed again. Counted only, next to those that landed."""
 
     def poll(self) -> Sequence[PortEvent]:
-        """What happened since the last call, in order. Raises KvTransferError when the port itself has failed."""
+        """What happened since the last call, in order. Raises KvTransferError when the port has failed and nothing is left."""
 
     def wake_with(self, wake: Callable[[], None]) -> None:
         """Calls `wake`, from any thread, when `poll` has something new: an idle engine sleeps."""
@@ -321,7 +324,8 @@ class Transport(Protocol):
         """Of this instance's pool."""
 
     def connect(self, peer: str, address: str) -> None:
-        """Starts to connect, and to connect again after a loss. Answered by PeerUp or PeerRefused."""
+        """Starts to connect, and to connect again after a loss. Answered by PeerUp or PeerRefused. Raises ValueError for an
+        address that is none."""
 
     def disconnect(self, peer: str) -> None:
         """Ends the connection, if one is up; PeerDown follows. A peer that was connected to is tried again."""
@@ -332,11 +336,11 @@ class Transport(Protocol):
     def fence(self, peer: str, epoch: int) -> None:
         """Makes late writes of this start of the peer impossible; PeerFenced follows, if only when its process has died."""
 
-    def send(self, peer: str, frame: bytes) -> None:
-        """Over the control line, in order. Raises TransportError when the peer is not up."""
+    def send(self, peer: str, epoch: int, frame: bytes) -> None:
+        """Over the control line, in order. Raises TransportError when this start of the peer is not up."""
 
-    def post(self, peer: str, write: Write) -> int:
-        """Starts a write; returns its handle. Raises TransportError when the peer is not up."""
+    def post(self, peer: str, epoch: int, write: Write) -> int:
+        """Starts a write; returns its handle. Raises TransportError when this start of the peer is not up."""
 
     def cancel(self, handle: int) -> None:
         """Ends a write early if that can be done. WriteDone follows in any case; one that is over is left alone."""
@@ -357,4 +361,5 @@ class Transport(Protocol):
         """Ends a `wait` early. Any thread may call it."""
 
     def close(self) -> None:
-        """Ends all connections and threads, and gives back all memory registrations."""
+        """Ends all connections and threads, and gives back all memory registrations. `poll` and `fence` work still: the last
+        events say what has ended, and PeerFenced of whom can write here no more."""

@@ -1,18 +1,19 @@
 """Control lines between instances: one TCP connection per pair of peers, over which frames go both ways, in order.
 
     frame    4 bytes of length, big-endian, 1 byte of kind, then so many bytes
-    HELLO    the first frame each way, the caller's first (`messages.Hello`)
-    REFUSED  instead of the answer to a hello: why; then the line is closed
+    NONCE    the first frame each way, then HELLO (`messages.Hello`): see `greeting`, the caller's first
+    REFUSED  instead of the answer to either: why; then the line is closed
     others   belong to whoever owns the lines
 
 A peer whose process ends closes its lines: that is how its death is noticed, as fast as the kernel tells. One that is frozen or
-cut off keeps them open; to notice that is the owner's (it sends heartbeats). The secret travels as it is: lines belong on
-loopback, which is the default, or on a network that only the fleet is on.
+cut off keeps them open; to notice that is the owner's (it sends heartbeats). Frames are neither secret nor signed: lines belong
+on loopback, which is the default, or on a network that only the fleet is on.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import ipaddress
 import logging
 import math
@@ -20,99 +21,26 @@ import selectors
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from enum import Enum, IntEnum
-from typing import Protocol
+from dataclasses import dataclass
 
 from kv_transfer.api import KvTransferError, Limits, TransportError
+from kv_transfer.greeting import Greeting
+from kv_transfer.line import FrameTooLargeError, Kind, Line, LineOwner, Phase, RefusedError
 from kv_transfer.messages import Hello, IncompatibleError, MalformedError, decode, encode
 
 HELLO_S = 5.0  # from the begin of a connection to the end of both hellos
 MAX_HELLO_BYTES = 64 * 2**10  # nothing is known yet of who sends it
 MAX_STRANGERS = 64  # callers at once that have not said hello
 RETRY_S, MAX_RETRY_S = 0.05, 1.0  # from the loss of a line to the next call; doubled for each call in vain
+DEAF_S = 1.0  # no call is taken for so long when there is no file left for one
+MAX_KNOWN = 1024  # names whose newest hello is remembered
 MAX_UNSENT_BYTES = 128 * 2**20  # a peer that does not read for so long is hung up on
 _READ_BYTES = 256 * 2**10
 _READS = 64  # of one line in a turn, so that others have theirs
 _HEAD = 5
+_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 log = logging.getLogger("kv_transfer")
-
-
-class Kind(IntEnum):
-    """Of a frame."""
-
-    HELLO = 1
-    REFUSED = 2
-    MESSAGE = 3
-    WRITTEN = 4
-
-
-class FrameTooLargeError(KvTransferError):
-    """A frame that is longer than its kind may be. Nothing of it is read."""
-
-
-class RefusedError(KvTransferError):
-    """The other end said in its answer that we cannot be its peer."""
-
-
-class _Phase(Enum):
-    CALLING = "calling"  # until the connection is there
-    GREETING = "greeting"  # until the peer's hello is there
-    UP = "up"
-    CLOSED = "closed"
-
-
-@dataclass(eq=False)
-class Line:
-    """One connection. `peer`: the name as dialed, or from the hello; empty for a caller without one so far."""
-
-    sock: socket.socket
-    peer: str
-    dialed: bool
-    since: float
-    phase: _Phase
-    hello: Hello | None = None  # the peer's
-    inbox: bytearray = field(default_factory=bytearray)
-    outbox: bytearray = field(default_factory=bytearray)
-
-    @property
-    def up(self) -> bool:
-        return self.phase is _Phase.UP
-
-    @property
-    def who(self) -> str:
-        """For people: a name that was not checked is not one."""
-        if self.peer:
-            return self.peer
-        with contextlib.suppress(OSError):
-            return f"a caller from {self.sock.getpeername()[0]}"
-        return "a caller that has gone"
-
-
-class LineOwner(Protocol):
-    """What the lines need of whoever owns them. All is called from `Lines.turn`, `hang_up` and `close`."""
-
-    @property
-    def name(self) -> str: ...
-
-    def greet(self, line: Line) -> Hello:
-        """What to say on this line. May set up what belongs to it, until `parted`."""
-
-    def check(self, hello: Hello) -> None:
-        """Raises KvTransferError when whoever says this cannot be a peer."""
-
-    def joined(self, line: Line) -> None:
-        """Its hello has come and is right. Raises KvTransferError to refuse it after all."""
-
-    def parted(self, line: Line, was_up: bool) -> None:
-        """The line is closed. For one that was up, `joined` had been called."""
-
-    def heard(self, line: Line, kind: int, body: bytes) -> None:
-        """A frame on a line that is up. Raises KvTransferError to hang up."""
-
-    def refused(self, who: str, why: str) -> None:
-        """A caller, or a peer that was called and will not be called again."""
 
 
 @dataclass(slots=True)
@@ -123,6 +51,10 @@ class _Dial:
     due: float = 0.0
     retry_s: float = RETRY_S
     line: Line | None = None
+
+    def put_off(self) -> None:
+        self.due = time.monotonic() + self.retry_s
+        self.retry_s = min(2 * self.retry_s, MAX_RETRY_S)
 
 
 class Lines:
@@ -137,6 +69,8 @@ class Lines:
         self._dials: dict[str, _Dial] = {}
         self._lines: dict[str, Line] = {}  # those that are up
         self._unsaid: set[Line] = set()  # without a hello so far
+        self._newest: dict[str, tuple[int, int]] = {}  # name -> epoch and number of its last hello that was taken
+        self._deaf_until = math.inf  # inf: calls are taken
         self._selector = selectors.DefaultSelector()
         self._server = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
         self._server.setblocking(False)
@@ -170,10 +104,10 @@ class Lines:
 
     def send(self, line: Line, kind: Kind, body: bytes) -> None:
         """Never blocks. Raises TransportError when the line is closed or nothing leaves it any more."""
-        if line.phase is _Phase.CLOSED or len(line.outbox) + len(body) > MAX_UNSENT_BYTES:
+        if line.phase is Phase.CLOSED or len(line.outbox) + len(body) > MAX_UNSENT_BYTES:
             raise TransportError(f"the line to {line.who} is closed or stuck; wait for the next PeerUp")
         line.outbox += len(body).to_bytes(4, "big") + bytes((kind,)) + body
-        if line.phase is not _Phase.CALLING:
+        if line.phase is not Phase.CALLING:
             self._flush(line)
 
     def watch(self, watched: socket.socket | int, act: Callable[[], None]) -> None:
@@ -189,6 +123,9 @@ class Lines:
             if self._selector.get_map().get(key.fd) is key:  # not closed by one before it
                 key.data()
         now = time.monotonic()
+        if now >= self._deaf_until:
+            self._deaf_until = math.inf
+            self.watch(self._server, self._accept)
         for line in [line for line in self._unsaid if now > line.since + HELLO_S]:
             log.info("%s did not say hello within %g s", line.who, HELLO_S)
             self.hang_up(line)
@@ -199,9 +136,8 @@ class Lines:
     def wait(self, timeout_s: float) -> bool:
         """Whether `turn` has something to do, or `wake` was called, within the time."""
         due = min(
-            [line.since + HELLO_S for line in self._unsaid]
-            + [dial.due for peer, dial in self._dials.items() if dial.line is None and peer not in self._lines],
-            default=math.inf,
+            [self._deaf_until, *(line.since + HELLO_S for line in self._unsaid)]
+            + [dial.due for peer, dial in self._dials.items() if dial.line is None and peer not in self._lines]
         )
         ready = self._selector.select(max(0.0, min(timeout_s, due - time.monotonic())))
         return bool(ready) or time.monotonic() > due
@@ -213,9 +149,9 @@ class Lines:
 
     def hang_up(self, line: Line) -> None:
         """A peer that was dialed is called again."""
-        if line.phase is _Phase.CLOSED:
+        if line.phase is Phase.CLOSED:
             return
-        was_up, line.phase = line.up, _Phase.CLOSED
+        was_up, line.phase = line.up, Phase.CLOSED
         self._unsaid.discard(line)
         self._selector.unregister(line.sock)
         line.sock.close()
@@ -224,8 +160,9 @@ class Lines:
         dial = self._dials.get(line.peer)
         if dial is not None and dial.line is line:
             dial.line = None
-            dial.due = time.monotonic() + dial.retry_s
-            dial.retry_s = RETRY_S if was_up else min(2 * dial.retry_s, MAX_RETRY_S)
+            dial.put_off()
+            if was_up:
+                dial.retry_s = RETRY_S
         self._owner.parted(line, was_up)
 
     def close(self) -> None:
@@ -244,21 +181,36 @@ class Lines:
     def _accept(self) -> None:
         try:
             sock, _ = self._server.accept()
-        except OSError:
-            return  # it has gone again
-        if len(self._unsaid) >= MAX_STRANGERS:
+        except OSError as error:  # else it has gone again
+            if error.errno in _EXHAUSTED:
+                log.warning("no call can be taken: %s", error)
+                self.unwatch(self._server)
+                self._deaf_until = time.monotonic() + DEAF_S
+            return
+        if sum(not line.dialed for line in self._unsaid) >= MAX_STRANGERS:
             log.warning("more than %d callers at once that have not said hello", MAX_STRANGERS)
             sock.close()
             return
-        self._begin(Line(sock, "", dialed=False, since=time.monotonic(), phase=_Phase.GREETING))
+        greeting = Greeting(self._owner.secret, called=True)
+        self._begin(Line(sock, "", dialed=False, since=time.monotonic(), phase=Phase.GREETING, greeting=greeting))
 
     def _call(self, peer: str, dial: _Dial, now: float) -> None:
         family = socket.AF_INET6 if ":" in dial.address[0] else socket.AF_INET
-        dial.line = Line(socket.socket(family), peer, dialed=True, since=now, phase=_Phase.CALLING)
-        self._begin(dial.line)
-        with contextlib.suppress(OSError):  # shown when the socket is ready
-            dial.line.sock.connect_ex(dial.address)
-        self._selector.modify(dial.line.sock, selectors.EVENT_WRITE, lambda line=dial.line: self._called(line))
+        try:
+            sock = socket.socket(family)
+        except OSError as error:
+            log.warning("%s cannot be called: %s", peer, error)
+            dial.put_off()
+            return
+        greeting = Greeting(self._owner.secret, called=False)
+        line = dial.line = Line(sock, peer, dialed=True, since=now, phase=Phase.CALLING, greeting=greeting)
+        self._begin(line)
+        found = line.sock.connect_ex(dial.address)
+        if found in (0, errno.EINPROGRESS):
+            self._selector.modify(line.sock, selectors.EVENT_WRITE, lambda: self._called(line))
+        else:
+            log.debug("%s cannot be reached: error %d", peer, found)
+            self.hang_up(line)
 
     def _begin(self, line: Line) -> None:
         line.sock.setblocking(False)
@@ -272,13 +224,13 @@ class Lines:
             log.debug("%s does not answer: error %d", line.who, error)
             self.hang_up(line)
             return
-        line.phase = _Phase.GREETING
+        line.phase = Phase.GREETING
         self._selector.modify(line.sock, selectors.EVENT_READ, lambda: self._ready(line))
-        self._guarded(line, lambda: self.send(line, Kind.HELLO, encode(self._owner.greet(line))))
+        self._guarded(line, lambda: self.send(line, Kind.NONCE, line.greeting.call()))
 
     def _ready(self, line: Line) -> None:
         self._guarded(line, lambda: self._read(line))
-        if line.outbox and line.phase is not _Phase.CLOSED:
+        if line.outbox and line.phase is not Phase.CLOSED:
             self._flush(line)
 
     def _guarded(self, line: Line, act: Callable[[], None]) -> None:
@@ -300,13 +252,13 @@ class Lines:
             closed = not data
             line.inbox += data
             self._take_frames(line)
-            if closed or line.phase is _Phase.CLOSED:
+            if closed or line.phase is Phase.CLOSED:
                 break
         if closed:
             self.hang_up(line)
 
     def _take_frames(self, line: Line) -> None:
-        while len(line.inbox) >= _HEAD and line.phase is not _Phase.CLOSED:
+        while len(line.inbox) >= _HEAD and line.phase is not Phase.CLOSED:
             size, kind = int.from_bytes(line.inbox[:4], "big"), line.inbox[4]
             most = self._limits.max_frame_bytes if line.up else MAX_HELLO_BYTES
             if size > most:
@@ -315,14 +267,23 @@ class Lines:
                 return
             body = bytes(line.inbox[_HEAD : _HEAD + size])
             del line.inbox[: _HEAD + size]
-            if line.up and kind not in (Kind.HELLO, Kind.REFUSED):
+            if line.up and kind not in (Kind.NONCE, Kind.HELLO, Kind.REFUSED):
                 self._owner.heard(line, kind, body)
+            elif kind == Kind.NONCE and not line.up:
+                self._agree(line, body)
             elif kind == Kind.HELLO and not line.up:
-                self._greeted(line, body)
+                self._greeted(line, line.greeting.unseal(body))
             elif kind == Kind.REFUSED and line.dialed:
-                raise RefusedError(f"it refused: {body.decode(errors='replace')[:500]}")
+                raise RefusedError(f"it refused: {body.decode(errors='replace')[:500]!r}")
             else:
                 raise MalformedError(f"a frame of kind {kind}, which does not belong here")
+
+    def _agree(self, line: Line, body: bytes) -> None:
+        if line.dialed:
+            line.greeting.take_answer(body)
+            self.send(line, Kind.HELLO, line.greeting.seal(encode(self._owner.greet(line))))
+        else:
+            self.send(line, Kind.NONCE, line.greeting.answer(body))
 
     def _greeted(self, line: Line, body: bytes) -> None:
         hello = decode(body, self._limits)
@@ -334,6 +295,9 @@ class Lines:
                 f"it is called {hello.name!r}, which is {'not who was called' if line.dialed else 'my name'}: "
                 "give each instance a name of its own and call it by that"
             )
+        epoch, number = self._newest.get(hello.name, (hello.epoch, 0))
+        if hello.epoch == epoch and hello.number <= number:
+            raise TransportError(f"hello {hello.number} of {hello.name} comes after {number}: its line is closed there already")
         dial = self._dials.get(hello.name)
         mine = None if dial is None or dial.line is line else dial.line
         if mine is not None and self._owner.name < hello.name and mine.since > time.monotonic() - HELLO_S:
@@ -343,15 +307,22 @@ class Lines:
             if other is not None:
                 self.hang_up(other)
         line.peer, line.hello = hello.name, hello
-        answer = None if line.dialed else encode(self._owner.greet(line))
+        answer = b"" if line.dialed else line.greeting.seal(encode(self._owner.greet(line)))
         self._owner.joined(line)
+        self._note_newest(hello)
         self._unsaid.discard(line)
-        line.phase = _Phase.UP
+        line.phase = Phase.UP
         self._lines[line.peer] = line
-        if answer is not None:
+        if answer:
             self.send(line, Kind.HELLO, answer)
         elif dial is not None:
             dial.retry_s = RETRY_S
+
+    def _note_newest(self, hello: Hello) -> None:
+        self._newest.pop(hello.name, None)
+        self._newest[hello.name] = (hello.epoch, hello.number)
+        if len(self._newest) > MAX_KNOWN:
+            del self._newest[next(iter(self._newest))]
 
     def _refuse(self, line: Line, error: KvTransferError) -> None:
         """Hangs up on whoever sent this. A stranger is told why, and who cannot be a peer is not called again."""
@@ -386,6 +357,9 @@ def _parsed(address: str) -> tuple[str, int]:
     host, _, port = address.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     try:
-        return str(ipaddress.ip_address(host)), int(port)
+        parsed = str(ipaddress.ip_address(host)), int(port)
+        if not 0 < parsed[1] < 2**16:
+            raise ValueError(port)
+        return parsed
     except ValueError:
         raise ValueError(f"{address!r} is no address: give IP:PORT") from None

@@ -9,10 +9,12 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from kv_transfer.api import (
@@ -43,6 +45,17 @@ from kv_transfer.stats import Stats
 log = logging.getLogger("kv_transfer")
 
 
+_LONGEST_PERIOD_S = 1.0  # between two polls of an engine that waits; a longer one was no time that the thread could use
+
+
+@dataclass(slots=True)
+class _Hung:
+    """A step that was under way at the last poll, and for how long."""
+
+    step: int
+    seconds: float
+
+
 class Endpoint:
     """Owns the transport. `clock`: monotonic seconds. `checksum`: what comes here as D is checked against what was sent."""
 
@@ -63,13 +76,19 @@ class Endpoint:
         self._senders = Senders(self._links, self._emit)
         self._commands: deque[Callable[[float], None]] = deque()  # of other threads, for `step`
         self._events: deque[PortEvent] = deque()  # for `poll`
+        self._waiting_since = math.inf  # when the first of these came
         self._wake_engine: Callable[[], None] = lambda: None
-        self._polled = clock()  # when the engine last did
+        self._polled = clock()  # when the engine last did, or told something
+        self._steps = 0  # begun; odd while one is under way
+        self._hung = _Hung(0, 0.0)
         self._fetching = threading.Lock()  # the highest serial so far
         self._serial = -1
         self._thread: threading.Thread | None = None
         self._closing = False
+        self._over = False  # all links are down for good; commands are carried out by whoever gives them
+        self._carrying_out = threading.Lock()  # the commands, once it is over
         self._failure: Exception | None = None
+        self._forgotten: set[str] = set()  # peers that are forgotten when no handoff depends on them any more
 
     # --- KvPort: any thread ---
 
@@ -101,10 +120,13 @@ class Endpoint:
         self._command(partial(self._count_used, tokens))
 
     def poll(self) -> Sequence[PortEvent]:
-        if self._failure is not None:
+        now = self._clock()
+        self._note_hang(now)
+        self._polled, self._waiting_since = now, math.inf
+        events = [self._events.popleft() for _ in range(len(self._events))]
+        if not events and self._failure is not None:
             raise KvTransferError(f"the KV transfer of this instance has stopped: {self._failure!r}") from self._failure
-        self._polled = self._clock()
-        return [self._events.popleft() for _ in range(len(self._events))]
+        return events
 
     def wake_with(self, wake: Callable[[], None]) -> None:
         self._wake_engine = wake
@@ -112,17 +134,12 @@ class Endpoint:
     # --- its owner: any thread ---
 
     def connect(self, peer: str, address: str) -> None:
-        """See `Transport.connect`."""
-
-        def act(now: float) -> None:
-            self._links.called.add(peer)
-            self._transport.connect(peer, address)
-
-        self._command(act)
+        """See `Transport.connect`. A peer whose address is none is refused, as one that cannot be a peer."""
+        self._command(partial(self._connect, peer, address), of_engine=False)
 
     def forget(self, peer: str) -> None:
-        """See `Transport.forget`."""
-        self._command(lambda now: self._transport.forget(peer))
+        """See `Transport.forget`. Done when no handoff with it is alive: pages in quarantine wait for its next connection."""
+        self._command(lambda now: self._forgotten.add(peer), of_engine=False)
 
     def peers(self) -> dict[str, int]:
         """Those that are up, with their epochs."""
@@ -134,25 +151,35 @@ class Endpoint:
         self._thread.start()
 
     def close(self) -> None:
-        """Ends the thread, the transport and then every handoff; `poll` has their last events."""
+        """Ends the thread, the transport and then every handoff; `poll` has their last events, and no Safe for pages that a
+        peer can still write into: they are nobody's until this process ends. A thread that hangs is left as it is."""
         self._closing = True
         self._transport.wake()
         if self._thread is not None:
-            self._thread.join()
-        self._transport.close()
-        now = self._clock()
-        self._receivers.close(now)
-        self._senders.close(now)
+            self._thread.join(self.limits.hang_s)
+            if self._thread.is_alive():
+                log.error("the KV transfer of this instance hangs: its transport is left open")
+                return
+        self._end()
 
     # --- driving it: one thread ---
 
     def step(self) -> float:
         """Takes in what has come and does what is due. When the next `step` is due, unless something comes before."""
-        now = self._clock()
+        self._steps += 1
+        try:
+            return self._step(self._clock())
+        finally:
+            self._steps += 1
+
+    def _step(self, now: float) -> float:
         while self._commands:
             self._commands.popleft()(now)
         for event in self._transport.poll():
             self._take(event, now)
+        for peer in [peer for peer in self._forgotten if not self._receivers.has(peer)]:
+            self._forgotten.discard(peer)
+            self._links.forget(peer)
         for link in self._links.silent(now):
             self.stats.peers_silent += 1
             self._transport.disconnect(link.peer)
@@ -172,20 +199,69 @@ class Endpoint:
 
     def _run(self) -> None:
         try:
-            while not self._closing:
+            while not self._closing and self._failure is None:
                 due = self.step()
                 self._transport.wait(max(0.0, min(due - self._clock(), self.limits.heartbeat_s)))
+            if self._failure is not None:
+                self._end()
         except Exception as error:
             log.exception("the KV transfer of this instance has stopped")
             self._failure = error
+            self._end()
             self._wake_engine()
+
+    def _end(self) -> None:
+        """Closes the transport and ends what is alive."""
+        if self._over:
+            return
+        now = self._clock()
+        take = partial(self._take_all, now)
+        ends: list[Callable[[], None]] = [self._transport.close, take, self._links.close]
+        ends += [partial(self._receivers.close, now), take, partial(self._senders.close, now)]
+        for end in ends:
+            try:
+                end()
+            except Exception:  # of a transport that has failed
+                log.exception("the KV transfer of this instance did not end in order")
+        self._over = True
+        self._carry_out()
+
+    def _take_all(self, now: float) -> None:
+        for event in self._transport.poll():
+            self._take(event, now)
+
+    def _carry_out(self) -> None:
+        """What still comes when it is over is answered as if no peer was ever there."""
+        with self._carrying_out:
+            while self._commands:
+                self._commands.popleft()(self._clock())
+
+    def _connect(self, peer: str, address: str, now: float) -> None:
+        self._forgotten.discard(peer)
+        if self._over:
+            return
+        self._links.called.add(peer)
+        try:
+            self._transport.connect(peer, address)
+        except ValueError as error:
+            self._links.refuse(peer, str(error))
+
+    def _note_hang(self, now: float) -> None:
+        """Fails when the same step is under way for `hang_s`, as seen by a caller that does not stand still itself."""
+        steps, hung = self._steps, self._hung
+        if self._thread is None or steps % 2 == 0 or steps != hung.step:
+            self._hung = _Hung(steps, 0.0)
+        elif self._failure is None:
+            hung.seconds += min(now - self._polled, _LONGEST_PERIOD_S)
+            if hung.seconds >= self.limits.hang_s:
+                self._failure = TimeoutError(f"a step of its thread has not ended for {hung.seconds:.1f} s")
 
     def _take(self, event: TransportEvent, now: float) -> None:
         match event:
             case Received(peer, epoch, frame):
                 self._read(self._links.heard(peer, epoch, now), frame, now)
             case Notified(peer, epoch, note):
-                self._read(self._links.heard(peer, epoch, now), note, now)
+                self._read(self._links.heard(peer, epoch, now), note, now, written=True)
             case WriteDone(handle, ok):
                 self._senders.written(handle, ok, now)
             case PeerUp():
@@ -197,12 +273,15 @@ class Endpoint:
             case PeerRefused(peer, why):
                 self._links.refuse(peer, why)
 
-    def _read(self, link: Link | None, data: bytes, now: float) -> None:
+    def _read(self, link: Link | None, data: bytes, now: float, written: bool = False) -> None:
+        """`written`: it came with a write. Notes do, and nothing else: a peer's word alone says nothing of what has landed."""
         if link is None:
             self.stats.fenced[FenceReason.STALE_EPOCH] += 1
             return
         try:
             message = decode(data, self.limits)
+            if isinstance(message, Note) is not written:
+                raise MalformedError(f"a {type(message).__name__} that came the wrong way")
         except MalformedError as error:
             log.warning("%s sent what is no message: %s", link.peer, error)
             self.stats.fenced[FenceReason.MALFORMED] += 1
@@ -218,7 +297,7 @@ class Endpoint:
             case Accepted() | Ended():
                 return self._receivers.answered(link, message, now)
             case Ticket():
-                self._senders.asked(link, message, now)
+                self._senders.asked(link, message, now, busy=now >= self._waiting_since + self.limits.lease_s)
             case Cancel():
                 self._senders.cancelled(link, message, now)
             case Beat(fetching, pushing):
@@ -234,24 +313,29 @@ class Endpoint:
         self._senders.peer_down(peer, epoch, reason, now)
 
     def _emit(self, event: PortEvent) -> None:
+        self._waiting_since = min(self._waiting_since, self._clock())
         self._events.append(event)
         self._wake_engine()
 
-    def _command(self, command: Callable[[float], None]) -> None:
-        self._polled = self._clock()
+    def _command(self, command: Callable[[float], None], of_engine: bool = True) -> None:
+        if of_engine:
+            self._polled = self._clock()
         self._commands.append(command)
-        self._transport.wake()
+        if self._over:
+            self._carry_out()
+        else:
+            self._transport.wake()
 
     def _count_used(self, tokens: int, now: float) -> None:
         self.stats.used_tokens += tokens
 
     def _check(self, fetch: Fetch) -> None:
-        """Raises ValueError when the fetch contradicts itself, this pool or the limits."""
+        """Raises ValueError when the fetch contradicts itself or this pool."""
         layout = self._transport.layout
         needed = -(-(len(fetch.tokens) - fetch.start) // layout.page_size)
         if fetch.handoff.decode_epoch != self.epoch:
             raise ValueError(f"{fetch.handoff} is not of this start of the instance ({self.epoch:016x})")
-        if not 0 <= fetch.start < len(fetch.tokens) <= self.limits.max_prompt_tokens or fetch.start % layout.page_size:
+        if not 0 <= fetch.start < len(fetch.tokens) or fetch.start % layout.page_size:
             raise ValueError(
                 f"{fetch.start} of {len(fetch.tokens)} tokens are no whole pages with something to fetch after them"
             )

@@ -54,6 +54,15 @@ class Links:
         if peer in self.called:
             self.refused.add(peer)
 
+    def forget(self, peer: str) -> None:
+        self.called.discard(peer)
+        self.refused.discard(peer)
+        self.transport.forget(peer)
+
+    def close(self) -> None:
+        """None is up any more."""
+        self._up.clear()
+
     def down(self, peer: str, epoch: int) -> bool:
         """Whether it was up."""
         if self.get(peer, epoch) is None:
@@ -78,7 +87,7 @@ class Links:
         if self.get(peer, epoch) is None:
             return False
         try:
-            self.transport.send(peer, encode(message))
+            self.transport.send(peer, epoch, encode(message))
         except TransportError as error:
             log.info("%s was not told %s: %s", peer, type(message).__name__, error)
             return False

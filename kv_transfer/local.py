@@ -132,7 +132,6 @@ class LocalNetwork:
 
     @property
     def next_due(self) -> float:
-        """When something happens next of itself."""
         return self._due[0][0] if self._due else math.inf
 
     # --- for transports, which hold the lock ---
@@ -146,7 +145,6 @@ class LocalNetwork:
         self.at(self.clock() + seconds, act)
 
     def deliver(self) -> None:
-        """Does what is due."""
         while self.next_due <= self.clock():
             act = heapq.heappop(self._due)[2]
             if not act():
@@ -207,7 +205,7 @@ class LocalTransport:
         self.name = name
         self.memory = memory
         self.dead = False
-        self.frozen = False
+        self.frozen = self._closed = self._woken = False
         self._network = network
         self._epoch = epoch
         self._layout = layout
@@ -246,23 +244,23 @@ class LocalTransport:
     def fence(self, peer: str, epoch: int) -> None:
         with self._network.lock:
             wires = [w for w in self._network.wires if self in w.ends and w.other(self).epoch == epoch]
-            if wires and not self._network.can_revoke:
+            if (wires or self._closed) and not self._network.can_revoke:
                 return
             for wire in wires:
                 wire.writers.discard(wire.other(self))
                 self._hang_up(wire)
             self.push(PeerFenced(peer, epoch))
 
-    def send(self, peer: str, frame: bytes) -> None:
+    def send(self, peer: str, epoch: int, frame: bytes) -> None:
         with self._network.lock:
-            wire = self._need(peer)
+            wire = self._need(peer, epoch)
             arrival = max(wire.arrival.get(self, 0.0), self._network.clock() + self._network.weather.latency_s)
             wire.arrival[self] = arrival
             self._network.at(arrival, lambda: self._arrive(wire, Received(self.name, self._epoch, frame)))
 
-    def post(self, peer: str, write: Write) -> int:
+    def post(self, peer: str, epoch: int, write: Write) -> int:
         with self._network.lock:
-            wire = self._need(peer)
+            wire = self._need(peer, epoch)
             flight = _Flight(next(self._handles), wire, write, self, wire.other(self))
             self._flights[flight.handle] = flight
             weather = self._network.weather
@@ -285,34 +283,38 @@ class LocalTransport:
     def poll(self) -> Sequence[TransportEvent]:
         with self._network.lock:
             self._network.deliver()
-            if self.frozen or self.dead:
+            if self.frozen or (self.dead and not self._closed):
                 return []
-            events = list(self._events)
-            self._events.clear()
+            events, self._events = self._events, deque()
             return events
 
     def wait(self, timeout_s: float) -> None:
         with self._network.lock:
-            if not self._events:
+            if not (self._events or self._woken):
                 until_due = max(0.0, self._network.next_due - self._network.clock())
                 self._awake.wait(min(timeout_s, until_due))
+            self._woken = False
 
     def wake(self) -> None:
         with self._network.lock:
+            self._woken = True  # also for a `wait` that is still to begin
             self._awake.notify_all()
 
     def close(self) -> None:
         with self._network.lock:
             for flight in tuple(self._flights.values()):
                 self._end(flight, ok=False)
-            self.dead = True
+            for wire in tuple(self._wires.values()):
+                self.down(wire)
+            self.dead = self._closed = True
             self._network.bury(self)
 
     # --- for the network, which holds the lock ---
 
     def push(self, event: TransportEvent) -> None:
-        self._events.append(event)
-        self._awake.notify_all()
+        with self._network.lock:
+            self._events.append(event)
+            self._awake.notify_all()
 
     def joined(self, wire: _Wire) -> None:
         other = wire.other(self)
@@ -340,10 +342,11 @@ class LocalTransport:
         other = wire.other(self)
         self._network.after(self._network.weather.latency_s, lambda: self._network.passes(wire) and other.down(wire))
 
-    def _need(self, peer: str) -> _Wire:
-        if peer not in self._wires:
-            raise TransportError(f"{peer} is not connected to {self.name}; wait for PeerUp")
-        return self._wires[peer]
+    def _need(self, peer: str, epoch: int | None = None) -> _Wire:
+        wire = self._wires.get(peer)
+        if wire is None or epoch not in (None, wire.other(self).epoch):
+            raise TransportError(f"{peer} (this start of it) is not connected to {self.name}; wait for PeerUp")
+        return wire
 
     def _arrive(self, wire: _Wire, event: TransportEvent) -> bool:
         """At the other end. False while the line is cut."""
@@ -392,6 +395,5 @@ class LocalTransport:
 
 def _bytes_of(rows: Rows, indices: Indices) -> NDArray[np.uint64]:
     """Where the bytes of these descriptors are in their pool, one after the other."""
-    inside = np.arange(rows[0, 1], dtype=np.uint64)
-    at: NDArray[np.uint64] = rows[indices, 0][:, None] + inside
+    at: NDArray[np.uint64] = rows[indices, 0][:, None] + np.arange(rows[0, 1], dtype=np.uint64)
     return at.reshape(-1)

@@ -1,6 +1,6 @@
 """What travels between two instances: JSON lists, checked field by field. Nothing is unpickled.
 
-    both ways, first    Hello     a connection begins: version, compatibility, secret, then the rest
+    both ways, first    Hello     a connection begins: version, compatibility, then the rest
     D to P              Ticket    write into these pages
                         Cancel    stop, and say when nothing is in flight
     P to D              Accepted
@@ -14,11 +14,10 @@
 from __future__ import annotations
 
 import binascii
-import hmac
 import json
 from base64 import b64decode, b64encode
 from collections.abc import Callable
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple, dataclass
 from dataclasses import fields as fields_of
 from hashlib import blake2b
 from typing import Any, TypeAlias
@@ -26,7 +25,7 @@ from typing import Any, TypeAlias
 from kv_transfer.api import HandoffId, KvTransferError, Limits, LossReason, Ticket
 from kv_transfer.layout import KVLayout
 
-WIRE_VERSION = 1  # 1: the first
+WIRE_VERSION = 2  # 1: the first; 2: nonces and proofs instead of the secret, numbered hellos
 
 _MAX_TEXT = 256
 _U32, _U64 = 2**32, 2**64
@@ -42,21 +41,20 @@ class IncompatibleError(KvTransferError):
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """Who speaks. `host`: of the machine, or rather of its kernel: two ends with the same one see each other's process ids."""
+    """Who speaks. `number`: counts this start's hellos from 1 on, so that one that comes late is known. `host`: of the machine,
+    or rather of its kernel: two ends with the same one see each other's process ids."""
 
     compatibility: str
-    secret: str = field(repr=False)
     name: str
     epoch: int
+    number: int
     layout: KVLayout
     host: str
     pid: int
     agent: bytes  # what the transport needs to reach the sender's memory
 
     def check(self, other: Hello) -> None:
-        """Raises IncompatibleError when `other`, as received, is not of the same fleet, software and model."""
-        if not hmac.compare_digest(self.secret.encode(), other.secret.encode()):
-            raise IncompatibleError("the other end has another secret: give all instances of a fleet the same")
+        """Raises IncompatibleError when `other`, as received, is not of the same software and model."""
         if self.compatibility != other.compatibility:
             raise IncompatibleError(
                 f"compatibility is {self.compatibility} here and {other.compatibility} there: run the same model, KV dtype and "
@@ -202,14 +200,14 @@ def _hello(fields: _Fields) -> Hello:
     version = fields.integer()
     if version != WIRE_VERSION:
         raise MalformedError(f"wire version {version}; this end speaks {WIRE_VERSION}: run the same software on both ends")
-    compatible, secret, name, epoch = fields.text(), fields.text(), fields.text(), fields.integer()
+    compatible, name, epoch, number = fields.text(), fields.text(), fields.integer(), fields.integer(least=1)
     layout = KVLayout(*(fields.integer(_U32, least=0 if name == "first_head" else 1) for name in _LAYOUT_FIELDS))
     host, pid = fields.text(), fields.integer(_U32)
     try:
         agent = b64decode(fields.take(str), validate=True)
     except (binascii.Error, ValueError):
         raise fields.wrong("not base64") from None
-    return Hello(compatible, secret, name, epoch, layout, host, pid, agent)
+    return Hello(compatible, name, epoch, number, layout, host, pid, agent)
 
 
 def _ticket(fields: _Fields) -> Ticket:
@@ -263,7 +261,7 @@ _DECODERS: dict[str, Callable[[_Fields], Message]] = {
 
 _ENCODERS: dict[type, Callable[[Any], list[Any]]] = {
     Hello: lambda m: [
-        *("hello", WIRE_VERSION, m.compatibility, m.secret, m.name, m.epoch, *astuple(m.layout), m.host, m.pid),
+        *("hello", WIRE_VERSION, m.compatibility, m.name, m.epoch, m.number, *astuple(m.layout), m.host, m.pid),
         b64encode(m.agent).decode(),
     ],
     Ticket: lambda m: [

@@ -37,10 +37,11 @@ from kv_transfer.api import (
     Write,
     WriteDone,
 )
-from kv_transfer.control import Kind, Line, Lines
+from kv_transfer.control import Lines
 from kv_transfer.layout import KVLayout
+from kv_transfer.line import Kind, Line
 from kv_transfer.messages import Hello, MalformedError
-from kv_transfer.nixl_agent import Agent, Pool
+from kv_transfer.nixl_agent import Agent, Pool, restrict_ucx_to
 from kv_transfer.plan import Rows, descriptors, grid
 
 POLL_S = 0.0005  # between two looks at writes and notes that are due: NIXL has nothing to wait for
@@ -69,6 +70,7 @@ class _Peer:
     epoch: int
     agent: Agent
     rows: Rows  # of this pool, on the grid of the pair
+    lagging_since: float = 0.0  # since when a note is due and none has come
     flights: dict[int, int] = field(default_factory=dict)  # handle -> number of the agent; posted and not over
     given: int = 0  # writes of ours that are over
     told: int = 0  # of these, the peer was told of so many: it looks for their notes
@@ -100,12 +102,16 @@ class NixlTransport:
         self._pool = pool
         self._limits = limits or Limits()
         self._peers: dict[str, _Peer] = {}
+        restrict_ucx_to(host)
+        self._hellos = 0
         self._agents: dict[Line, Agent] = {}  # of lines that have been greeted
         self._spare: Agent | None = Agent(pool)  # the first of a process takes long: not when a peer waits
         self._processes: dict[tuple[str, int], int] = {}  # of peers on this kernel, by name and epoch -> pidfd
+        self._open_doors: set[tuple[str, int]] = set()  # peers whose agent here could not give the memory back
         self._events: deque[TransportEvent] = deque()
         self._broken: list[tuple[_Peer, TransportError]] = []
         self._handles = 0
+        self._closed = False
         try:
             self._lines = Lines(self, self._limits, host, port)
         except OSError:
@@ -115,6 +121,10 @@ class NixlTransport:
     @property
     def name(self) -> str:
         return self._identity.name
+
+    @property
+    def secret(self) -> str:
+        return self._identity.secret
 
     @property
     def epoch(self) -> int:
@@ -143,14 +153,14 @@ class NixlTransport:
     def fence(self, peer: str, epoch: int) -> None:
         if peer in self._peers and self._peers[peer].epoch == epoch:
             self.disconnect(peer)
-        if (peer, epoch) not in self._processes:
+        if (peer, epoch) not in self._processes and (peer, epoch) not in self._open_doors:
             self._events.append(PeerFenced(peer, epoch))
 
-    def send(self, peer: str, frame: bytes) -> None:
-        self._lines.send(self._need(peer).line, Kind.MESSAGE, frame)
+    def send(self, peer: str, epoch: int, frame: bytes) -> None:
+        self._lines.send(self._need(peer, epoch).line, Kind.MESSAGE, frame)
 
-    def post(self, peer: str, write: Write) -> int:
-        up = self._need(peer)
+    def post(self, peer: str, epoch: int, write: Write) -> int:
+        up = self._need(peer, epoch)
         self._handles += 1
         try:
             number = up.agent.post(write.local, write.remote, write.note)
@@ -178,13 +188,8 @@ class NixlTransport:
         return crc
 
     def poll(self) -> Sequence[TransportEvent]:
-        self._tell()
-        self._lines.turn()
-        self._look()
-        broken, self._broken = self._broken, []
-        for up, error in broken:
-            log.warning("the connection to %s is closed: %s", up.name, error)
-            self._lines.hang_up(up.line)
+        if not self._closed:
+            self._turn()
         events = list(self._events)
         self._events.clear()
         return events
@@ -203,10 +208,13 @@ class NixlTransport:
         self._lines.wake()
 
     def close(self) -> None:
+        """A peer on this kernel whose process lives keeps its right to write: no PeerFenced is said of it any more."""
+        if self._closed:
+            return
+        self._closed = True
         self._lines.close()
         for pidfd in self._processes.values():
             os.close(pidfd)
-        self._processes.clear()
         if self._spare is not None:
             self._spare.close()
             self._spare = None
@@ -218,13 +226,11 @@ class NixlTransport:
         self._spare = None
         device = -1 if self._pool.device is None else self._pool.device
         place = _PLACE.pack(self._pool.address, device, _started(os.getpid()))
-        me = self._identity
-        return Hello(
-            me.compatibility, me.secret, me.name, self._epoch, self._layout, me.host, os.getpid(), place + agent.metadata
-        )
+        self._hellos += 1
+        return self._hello(self._hellos, place + agent.metadata)
 
     def check(self, hello: Hello) -> None:
-        self._my_hello.check(hello)
+        self._hello(0, b"").check(hello)
         grid(self._layout, hello.layout)
 
     def joined(self, line: Line) -> None:
@@ -238,20 +244,23 @@ class NixlTransport:
         rows = descriptors(self._layout, cut)
         agent.reach(hello.agent[_PLACE.size :], pool, rows, descriptors(hello.layout, cut))
         key = (line.peer, hello.epoch)
-        if key in self._processes:
+        if key in self._processes or key in self._open_doors:
             self._events.append(PeerFenced(*key))  # of its connection before: see the module
-        elif hello.host == self._identity.host:
+            self._open_doors.discard(key)
+        if key not in self._processes and hello.host == self._identity.host:
             self._watch(key, hello.pid, started)
         self._peers[line.peer] = _Peer(line.peer, line, hello.epoch, agent, rows)
         self._events.append(PeerUp(line.peer, hello.epoch, hello.layout))
 
     def parted(self, line: Line, was_up: bool) -> None:
         agent = self._agents.pop(line, None)
-        if agent is not None:
-            agent.close()
+        closed = agent is None or agent.close()
         up = self._peers.get(line.peer)
         if up is None or up.line is not line:
             return
+        if not closed:
+            log.error("NIXL has not given back the memory that %s can write into: pages that it has stay its own", up.name)
+            self._open_doors.add((up.name, up.epoch))
         del self._peers[line.peer]
         self._events.extend(WriteDone(handle, ok=False) for handle in up.flights)
         self._events.append(PeerDown(up.name, up.epoch))
@@ -261,7 +270,7 @@ class NixlTransport:
         if kind == Kind.MESSAGE:
             self._events.append(Received(up.name, up.epoch, body))
         elif kind == Kind.WRITTEN and len(body) == _COUNT.size:
-            (up.due,) = _COUNT.unpack(body)
+            self._expect(up, *_COUNT.unpack(body))
         else:
             raise MalformedError(f"a frame of kind {kind} with {len(body)} bytes")
 
@@ -271,15 +280,23 @@ class NixlTransport:
 
     # --- its own ---
 
-    @property
-    def _my_hello(self) -> Hello:
+    def _hello(self, number: int, agent: bytes) -> Hello:
         me = self._identity
-        return Hello(me.compatibility, me.secret, me.name, self._epoch, self._layout, me.host, os.getpid(), b"")
+        return Hello(me.compatibility, me.name, self._epoch, number, self._layout, me.host, os.getpid(), agent)
 
     @property
     def _busy(self) -> bool:
         """Whether something may be over that only a look at NIXL shows."""
         return any(up.flights or up.noted < up.due for up in self._peers.values())
+
+    def _turn(self) -> None:
+        self._tell()
+        self._lines.turn()
+        self._look()
+        broken, self._broken = self._broken, []
+        for up, error in broken:
+            log.warning("the connection to %s is closed: %s", up.name, error)
+            self._lines.hang_up(up.line)
 
     def _look(self) -> None:
         """Takes in writes that are over and notes that have come."""
@@ -290,10 +307,20 @@ class NixlTransport:
                         del up.flights[handle]
                         self._done(up, handle)
                 for note in up.agent.notes():
-                    up.noted += 1
+                    up.noted, up.lagging_since = up.noted + 1, time.monotonic()
                     self._events.append(Notified(up.name, up.epoch, note))
+                if up.noted < up.due and time.monotonic() > up.lagging_since + self._limits.silence_s:
+                    raise TransportError(f"{up.due} of its writes are said to be over, and {up.noted} notes have come")
             except TransportError as error:
                 self._broken.append((up, error))
+
+    def _expect(self, up: _Peer, due: int) -> None:
+        """So many notes. Raises MalformedError for fewer than before."""
+        if due < up.due:
+            raise MalformedError(f"{due} writes are said to be over, after {up.due}")
+        if up.noted >= up.due:
+            up.lagging_since = time.monotonic()
+        up.due = due
 
     def _done(self, up: _Peer, handle: int) -> None:
         up.given += 1
@@ -309,18 +336,30 @@ class NixlTransport:
                 except TransportError as error:
                     self._broken.append((up, error))
 
-    def _need(self, peer: str) -> _Peer:
-        if peer not in self._peers:
-            raise TransportError(f"{peer} is not connected to {self.name}; wait for PeerUp")
-        return self._peers[peer]
+    def _need(self, peer: str, epoch: int | None = None) -> _Peer:
+        """`epoch` None: any start of it."""
+        up = self._peers.get(peer)
+        if up is None or epoch not in (None, up.epoch):
+            raise TransportError(f"{peer} (this start of it) is not connected to {self.name}; wait for PeerUp")
+        return up
 
     def _watch(self, key: tuple[str, int], pid: int, started: int) -> None:
-        """Says when the process of a peer on this kernel has died; a process id alone may be somebody else's by now."""
+        """Says when the process of a peer on this kernel has died; a process id alone may be somebody else's by now.
+
+        Raises TransportError when that cannot be known: it would be taken for dead while it writes.
+        """
         try:
             pidfd = os.pidfd_open(pid)
-        except OSError:
+        except ProcessLookupError:
             return  # it is dead
-        if _started(pid) != started:
+        except OSError as error:
+            raise TransportError(f"the process of {key[0]} ({pid}) cannot be watched: {error}") from error
+        try:
+            alive = _started(pid) == started
+        except OSError as error:
+            os.close(pidfd)
+            raise TransportError(f"when the process of {key[0]} ({pid}) started cannot be read: {error}") from error
+        if not alive:
             os.close(pidfd)
             return
         self._processes[key] = pidfd
@@ -342,9 +381,6 @@ def kernel() -> str:
 
 
 def _started(pid: int) -> int:
-    """In clock ticks since the boot; 0 for a process that is gone."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return 0
+    """In clock ticks since the boot. Raises OSError."""
+    stat = Path(f"/proc/{pid}/stat").read_text()
     return int(stat.rpartition(")")[2].split()[19])

@@ -18,10 +18,15 @@ What it depends on was measured with nixl-cu12 1.5.1 over UCX, two processes, ho
 
 from __future__ import annotations
 
-import contextlib
+import fcntl
+import ipaddress
+import logging
 import os
 import secrets
+import socket
+import struct
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +42,9 @@ except ImportError as error:
     raise TransportError(f"NIXL cannot be loaded ({error}): install the extra pdmux-ray[nixl]") from error
 
 _LONGEST_SLEEP_US = 100_000
+_SIOCGIFADDR = 0x8915
+
+log = logging.getLogger("kv_transfer")
 _NIXL_ERRORS = tuple(found for name, found in vars(nixl).items() if name.startswith("nixl") and name.endswith("Error"))
 
 
@@ -119,21 +127,26 @@ class Agent:
             raise TransportError(f"NIXL cannot say what has landed: {error}") from error
         return [note for notes in found.values() for note in notes]
 
-    def close(self) -> None:
-        """Writes of both ends stop where they are: see the module."""
+    def close(self) -> bool:
+        """Writes of both ends stop where they are: see the module. False: the peer's may go on, NIXL keeps the memory open."""
         for write in self._writes:
             self._quietly("releaseXferReq", write)
         for prepared in self._lists:
             self._quietly("releasedDlistH", prepared)
         if self._peer:
             self._quietly("invalidateRemoteMD", self._peer.decode())
-        self._quietly("deregisterMem", self._region, [])
+        closed = self._quietly("deregisterMem", self._region, [])
         del self._agent  # the last reference: its destructor closes UCX's connections
+        return closed
 
-    def _quietly(self, method: str, *what: object) -> None:
-        """What NIXL has lost already needs no release; its destructor takes the rest."""
-        with contextlib.suppress(*_NIXL_ERRORS):
+    def _quietly(self, method: str, *what: object) -> bool:
+        """Whether it went well. What NIXL has lost already needs no release; its destructor takes the rest."""
+        try:
             getattr(self._agent, method)(*what)
+        except _NIXL_ERRORS as error:
+            log.info("NIXL does not %s: %s", method, error)
+            return False
+        return True
 
     def _prepare(self, agent: str, pool: Pool, rows: Rows) -> int:
         table = np.empty((len(rows), 3), dtype=np.uint64)
@@ -151,3 +164,37 @@ class Agent:
         self._writes.discard(write)
         self._agent.releaseXferReq(write)
         return True
+
+
+def restrict_ucx_to(host: str) -> None:
+    """Agents made from now on listen where peers reach `host` (an IP address) and on RDMA devices, not on every interface.
+
+    UCX_NET_DEVICES, where it is set, stays as it is.
+    """
+    address = ipaddress.ip_address(host)
+    if address.is_unspecified or "UCX_NET_DEVICES" in os.environ:
+        return
+    interfaces = ["lo"] if address.is_loopback else [name for _, name in socket.if_nameindex() if host in _addresses(name)]
+    if not interfaces:
+        log.warning("no interface has the address %s: UCX listens on all", host)
+        return
+    ports = [] if address.is_loopback else sorted(Path("/sys/class/infiniband").glob("*/ports/*"))
+    rdma = [f"{port.parents[1].name}:{port.name}" for port in ports]
+    os.environ["UCX_NET_DEVICES"] = ",".join([*interfaces, *rdma])
+
+
+def _addresses(interface: str) -> set[str]:
+    """IP addresses of it: the first of version 4, all of version 6."""
+    found = set()
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        try:
+            answer = fcntl.ioctl(any_socket, _SIOCGIFADDR, struct.pack("256s", interface.encode()))
+            found.add(socket.inet_ntoa(answer[20:24]))
+        except OSError:
+            log.debug("%s has no address of version 4", interface)
+    table = Path("/proc/net/if_inet6")
+    for line in table.read_text().splitlines() if table.exists() else ():
+        digits, *_, name = line.split()
+        if name == interface:
+            found.add(str(ipaddress.ip_address(bytes.fromhex(digits))))
+    return found

@@ -23,6 +23,8 @@ from kv_transfer.layout import KVLayout
 
 Rows = NDArray[np.uint64]
 
+MAX_DESCRIPTORS = 2**24  # of a pool: each end holds 16 bytes of each, NIXL some 40 more
+
 
 class LayoutMismatchError(KvTransferError):
     """Two pools between which KV cannot move: they are of different models, or share no head."""
@@ -68,10 +70,10 @@ def grid(one: KVLayout, other: KVLayout) -> Grid:
 def descriptors(layout: KVLayout, grid: Grid) -> Rows:
     """[descriptors, 2]: offset from the pool's begin and length, in bytes, in the order that `indices` counts in.
 
-    Raises LayoutMismatchError when there are more than an index can name (2**31).
+    Raises LayoutMismatchError when there are more than MAX_DESCRIPTORS.
     """
     count = layout.layers * 2 * layout.pages * grid.head_groups * (layout.page_size // grid.group_slots)
-    if count > 2**31:
+    if count > MAX_DESCRIPTORS:
         raise LayoutMismatchError(
             f"{count} descriptors of {grid.descriptor_bytes(layout)} bytes: take equal page sizes, or a smaller pool"
         )

@@ -43,6 +43,10 @@ class Receivers:
     def deadline(self) -> float:
         return min((record.session.deadline for record in self._records.values()), default=math.inf)
 
+    def has(self, peer: str) -> bool:
+        """Whether a handoff with any start of this peer has not ended here."""
+        return any(record.peer == peer for record in self._records.values())
+
     def fetching(self, link: Link) -> tuple[int, ...]:
         """Serials of this peer's handoffs that have not ended here."""
         return tuple(serial for serial, _ in self._of(link.peer, link.epoch))
@@ -55,6 +59,8 @@ class Receivers:
             return self._refuse(fetch.handoff, LossReason.PEER_INCOMPATIBLE if known else LossReason.PEER_UNKNOWN)
         if link.grid.heads < self._layout.kv_heads:  # KV of a prompt comes from one peer
             return self._refuse(fetch.handoff, LossReason.PEER_INCOMPATIBLE)
+        if len(fetch.tokens) > self._links.limits.max_prompt_tokens:
+            return self._refuse(fetch.handoff, LossReason.TOO_LONG)
         if now >= fetch.deadline:
             return self._refuse(fetch.handoff, LossReason.DEADLINE)
         if len(self._of(link.peer, link.epoch)) >= self._links.limits.max_handoffs:
@@ -130,9 +136,9 @@ class Receivers:
             self._do(record, record.session.tick(now), now)
 
     def close(self, now: float) -> None:
-        """The transport is closed: nobody can write here any more."""
+        """The transport is closed. Whose writers can write nevertheless has no end: their pages are never said to be safe."""
         for record in tuple(self._records.values()):
-            self._do(record, record.session.fenced(), now)
+            self._do(record, record.session.peer_down(LossReason.PEER_DEAD, now), now)
 
     def _refuse(self, handoff: HandoffId, reason: LossReason) -> None:
         self._stats.lost[reason] += 1

@@ -67,8 +67,8 @@ class Senders:
         ours = (record.session for record in self._of(link.peer, link.epoch))
         return tuple(s.handoff.serial for s in ours if alive or s.state is SenderState.DRAINING)
 
-    def asked(self, link: Link, ticket: Ticket, now: float) -> None:
-        """A ticket has come: takes it on, or says why not."""
+    def asked(self, link: Link, ticket: Ticket, now: float, busy: bool = False) -> None:
+        """A ticket has come: takes it on, or says why not. `busy`: the engine does not listen."""
         handoff = ticket.handoff
         if handoff.decode_epoch != link.epoch:
             self._stats.fenced[FenceReason.STALE_EPOCH] += 1
@@ -76,7 +76,7 @@ class Senders:
         if not self._is_new(link, handoff.serial):
             self._stats.fenced[FenceReason.REPLAYED] += 1
             return
-        refusal = self._refusal(link, ticket)
+        refusal = self._refusal(link, ticket, busy)
         if refusal is not None:
             self._links.tell(link.peer, link.epoch, Ended(handoff.serial, refusal))
             return
@@ -147,7 +147,7 @@ class Senders:
         self._last[link.peer] = (link.epoch, max(last, serial))
         return serial > last
 
-    def _refusal(self, link: Link, ticket: Ticket) -> LossReason | None:
+    def _refusal(self, link: Link, ticket: Ticket, busy: bool) -> LossReason | None:
         fence: FenceReason
         if ticket.prefill_epoch != self._links.transport.epoch:
             fence, answer = FenceReason.STALE_EPOCH, LossReason.PEER_RESTARTED
@@ -158,8 +158,8 @@ class Senders:
         elif ticket.seconds <= 0:
             fence, answer = FenceReason.EXPIRED, LossReason.DEADLINE
         else:
-            busy = len(self._of(link.peer, link.epoch)) >= self._links.limits.max_handoffs
-            return LossReason.PEER_BUSY if busy else None
+            full = len(self._of(link.peer, link.epoch)) >= self._links.limits.max_handoffs
+            return LossReason.PEER_BUSY if busy or full else None
         self._stats.fenced[fence] += 1
         return answer
 
@@ -196,7 +196,7 @@ class Senders:
         try:
             checksum = transport.checksum(record.peer, local) if ticket.checksum else None
             note = encode(Note(ticket.handoff.serial, ticket.digest, push.layers, push.tokens, checksum))
-            handle = transport.post(record.peer, Write(local, remote, note))
+            handle = transport.post(record.peer, record.epoch, Write(local, remote, note))
         except TransportError:
             self._stats.writes_failed += 1
             return session.written(push.number, False, now)

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 
-from kv_transfer.api import Indices, TransportEvent, Write, WriteDone
+from kv_transfer.api import Indices, PeerUp, TransportEvent, Write, WriteDone
 from kv_transfer.layout import KVLayout
 from kv_transfer.messages import compatibility
 from kv_transfer.nixl import Identity, NixlTransport
@@ -113,7 +113,8 @@ class Bench:
         address, metadata, place = self._parent.recv()
         self._end = transport("sender", self._layout, self._memory)
         self._end.connect("receiver", address)
-        until(self._end, lambda event: type(event).__name__ == "PeerUp")
+        self._epoch = 0  # of the receiver
+        until(self._end, self._is_up)
         self._bare = Agent(Pool.of(self._memory))
         rows = descriptors(self._layout, grid(self._layout, self._layout))
         self._bare.reach(metadata, Pool(place, self._layout.total_bytes, None), rows, rows)
@@ -124,11 +125,16 @@ class Bench:
         self._parent.send("stop")
         self._process.join(PATIENCE_S)
 
+    def _is_up(self, event: TransportEvent) -> bool:
+        if isinstance(event, PeerUp):
+            self._epoch = event.epoch
+        return isinstance(event, PeerUp)
+
     def ours_s(self) -> float:
         writes = self._writes()
         started = time.perf_counter()
         for local, remote in writes:
-            self._end.post("receiver", Write(local, remote, b"landed"))
+            self._end.post("receiver", self._epoch, Write(local, remote, b"landed"))
         until(self._end, lambda event: isinstance(event, WriteDone) and event.ok, times=len(writes))
         return time.perf_counter() - started
 

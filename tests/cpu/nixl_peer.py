@@ -22,6 +22,7 @@ import numpy as np
 
 from kv_transfer.api import TransportEvent, Write
 from kv_transfer.layout import KVLayout
+from kv_transfer.line import Kind
 from kv_transfer.nixl import Identity, NixlTransport
 from kv_transfer.nixl_agent import Pool
 
@@ -56,6 +57,11 @@ def until(
         left = deadline - time.monotonic()
         assert left > 0, f"only {events} within {seconds} s"
         end.wait(left)
+
+
+def epoch_of(end: NixlTransport, peer: str) -> int:
+    """Of the start of the peer that is up."""
+    return end._peers[peer].epoch
 
 
 def named(events: Sequence[TransportEvent]) -> list[str]:
@@ -128,7 +134,13 @@ class _Served:
         return self.happened()
 
     def post(self, peer: str, local: list[int], remote: list[int], note: str) -> int:
-        return self.end.post(peer, Write(np.array(local, np.int32), np.array(remote, np.int32), note.encode()))
+        return self.end.post(
+            peer, epoch_of(self.end, peer), Write(np.array(local, np.int32), np.array(remote, np.int32), note.encode())
+        )
+
+    def say_written(self, peer: str, count: int) -> None:
+        """That so many writes are over."""
+        self.end._lines.send(self.end._peers[peer].line, Kind.WRITTEN, count.to_bytes(8, "big"))
 
     def fill(self, value: int) -> None:
         self.memory[:] = value

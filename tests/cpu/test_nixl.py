@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import os
+import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,9 +18,10 @@ pytest.importorskip("nixl")
 
 from nixl_peer import PeerProcess, named, pool_in, transport, until
 
-from kv_transfer.api import Notified, PeerFenced, PeerUp, TransportError, Write, WriteDone
+from kv_transfer.api import Limits, Notified, PeerFenced, PeerUp, TransportError, Write, WriteDone
 from kv_transfer.layout import KVLayout
 from kv_transfer.nixl import NixlTransport
+from kv_transfer.nixl_agent import Agent
 from kv_transfer.plan import grid, indices
 
 pytestmark = pytest.mark.cpu
@@ -110,14 +113,14 @@ def test_planned_bytes_arrive_exactly_and_then_the_note(
     child, end = children("d", theirs, tls=tls), ends("p", SMALL, tls)
     source = pool_in(tmp_path / "p.pool", SMALL)
     source[:] = np.random.default_rng(0).integers(1, 256, SMALL.total_bytes)
-    joined(end, "d", child.address)
+    epoch = joined(end, "d", child.address)
     cut, layers, tokens = grid(SMALL, theirs), range(1, 3), range(16, 40)
     mine = indices(SMALL, cut, [9, 2, 5], layers, tokens)
     need = 48 // page_size
     pages = [int(page) for page in np.random.default_rng(1).permutation(theirs.pages)[:need]]
     remote = indices(theirs, cut, pages, layers, tokens)
 
-    handle = end.post("d", Write(mine, remote, b"landed"))
+    handle = end.post("d", epoch, Write(mine, remote, b"landed"))
 
     assert WriteDone(handle, ok=True) in until(end, lambda events: "WriteDone" in named(events))
     assert child.ask("wait_for", "Notified", 1) == ["PeerUp", "Notified"]
@@ -149,7 +152,7 @@ def test_a_peer_killed_amid_a_write_is_noticed_at_once_and_usable_when_it_return
     epoch = joined(end, "d", child.address)
     if frozen:
         child.freeze()
-    handle = end.post("d", everything(LARGE))
+    handle = end.post("d", epoch, everything(LARGE))
     child.kill()
     killed = time.monotonic()
     events = until(end, lambda events: "PeerFenced" in named(events))
@@ -159,23 +162,26 @@ def test_a_peer_killed_amid_a_write_is_noticed_at_once_and_usable_when_it_return
     assert events[0].handle == handle
     assert PeerFenced("d", epoch) in events
     with pytest.raises(TransportError, match="wait for PeerUp"):
-        end.post("d", everything(LARGE))
+        end.post("d", epoch, everything(LARGE))
 
     port = int(child.address.rpartition(":")[2])
     returned = children("d", LARGE, tls=tls, port=port)
     returned.memory[:] = 0
     events = until(end, lambda events: "PeerUp" in named(events))
-    assert [event.epoch == epoch for event in events if isinstance(event, PeerUp)] == [False]
-    again = end.post("d", everything(LARGE))
+    (up,) = [event for event in events if isinstance(event, PeerUp)]
+    assert up.epoch != epoch
+    with pytest.raises(TransportError, match="this start of it"):
+        end.post("d", epoch, everything(LARGE))
+    again = end.post("d", up.epoch, everything(LARGE))
     assert WriteDone(again, ok=True) in until(end, lambda events: "WriteDone" in named(events))
     assert pages_of(returned, LARGE, 7) == LARGE.layers * 2 * LARGE.pages
 
 
 def test_a_frozen_peer_is_never_reported_and_disconnect_ends_its_writes(children: Children, ends: Ends) -> None:
     child, end = children("d", LARGE, tls=TCP), ends("p", LARGE, value=7)
-    joined(end, "d", child.address)
+    epoch = joined(end, "d", child.address)
     child.freeze()
-    handle = end.post("d", everything(LARGE))
+    handle = end.post("d", epoch, everything(LARGE))
     end.cancel(handle)
     deadline = time.monotonic() + 0.5
     while time.monotonic() < deadline:
@@ -239,6 +245,83 @@ def _late_pages(child: PeerProcess, end: NixlTransport, memory: np.ndarray, mean
     child.thaw()
     child.ask("wait_for", "WriteDone", 1)
     return int((memory.reshape(-1, LARGE.page_bytes) == 7).all(axis=1).sum())
+
+
+@pytest.mark.parametrize("error", [errno.EMFILE, errno.EPERM, errno.ENOSYS])
+def test_a_peer_whose_process_cannot_be_watched_is_not_taken_for_dead_but_called_again(
+    children: Children, ends: Ends, monkeypatch: pytest.MonkeyPatch, error: int
+) -> None:
+    child, end = children("p", SMALL, tls=TCP), ends("d", SMALL)
+
+    def fails(pid: int) -> int:
+        raise OSError(error, "no")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pidfd_open", fails)
+        end.connect("p", child.address)
+        deadline = time.monotonic() + 0.4
+        while time.monotonic() < deadline:
+            assert end.poll() == []
+            end.wait(0.05)
+    epoch = joined(end, "p", child.address)
+    end.post("p", epoch, everything(SMALL))  # to a peer that is frozen before anything went to it, UCX waits for ever
+    child.ask("wait_for", "Notified", 1)
+    until(end, bool)
+    child.freeze()
+    end.fence("p", epoch)
+    assert named(end.poll()) == ["PeerDown"], "it lives"
+    child.thaw()
+
+
+def test_memory_that_nixl_does_not_give_back_is_not_safe_until_the_peer_connects_again(
+    children: Children, ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    child, end = children("p", SMALL, tls=TCP, kernel="another"), ends("d", SMALL)
+    epoch = joined(end, "p", child.address)
+    quietly = Agent._quietly
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            Agent, "_quietly", lambda agent, method, *what: quietly(agent, method, *what) and method != "deregisterMem"
+        )
+        end.fence("p", epoch)
+    assert named(end.poll()) == ["PeerDown"]
+    events = until(end, lambda events: "PeerUp" in named(events))
+    assert events == [PeerFenced("p", epoch), PeerUp("p", epoch, SMALL)]
+
+
+@pytest.mark.parametrize("counts", [(5, 4), (5,)], ids=["falls", "outruns"])
+def test_a_peer_that_counts_its_writes_wrongly_is_hung_up_on(children: Children, ends: Ends, counts: tuple[int, ...]) -> None:
+    child, end = children("p", SMALL, tls=TCP), ends("d", SMALL, limits=Limits(silence_s=0.3))
+    joined(end, "p", child.address)
+    for count in counts:
+        child.ask("say_written", "d", count)
+    assert named(until(end, lambda events: "PeerDown" in named(events), 5.0)) == ["PeerDown"]
+
+
+def test_no_port_of_an_instance_is_open_to_other_machines(children: Children, tmp_path: Path) -> None:
+    """NIXL's backend, too, listens: where the instance does."""
+    first, second = children("p", SMALL, tls=TCP), children("d", SMALL, tls=TCP)
+    first.ask("connect", "d", second.address)
+    first.ask("wait_for", "PeerUp", 1)
+    for child in (first, second):
+        assert len(_listening(child.pid)) > 1
+        assert set(_listening(child.pid)) == {"127.0.0.1"}
+
+
+def _listening(pid: int) -> list[str]:
+    """Addresses of version 4 at which this process takes connections; all of version 6 as "v6"."""
+    sockets = set()
+    for file in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            sockets.add(os.readlink(file))
+    found = []
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and f"socket:[{fields[9]}]" in sockets:
+                packed = bytes.fromhex(fields[1].partition(":")[0])
+                found.append(socket.inet_ntoa(packed[::-1]) if table == "tcp" else "v6")
+    return found
 
 
 def test_closing_both_ends_leaves_nothing_and_others_notice(children: Children, ends: Ends) -> None:

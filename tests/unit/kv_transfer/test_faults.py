@@ -119,7 +119,7 @@ def test_nothing_is_posted_after_a_post_that_failed(fleet: Fleet, monkeypatch: p
     p.endpoint.step()
     posted: list[str] = []
 
-    def broken(peer: str, write: Write) -> int:
+    def broken(peer: str, epoch: int, write: Write) -> int:
         posted.append(peer)
         raise TransportError("no more memory")
 

@@ -27,7 +27,7 @@ from kv_transfer.messages import (
 
 LIMITS = Limits(max_prompt_tokens=100, max_handoffs=4, max_frame_bytes=4096)
 LAYOUT = KVLayout(layers=2, pages=4, kv_heads=2, page_size=16, head_dim=8, dtype_bytes=2, first_head=2)
-HELLO = Hello("c0ffee", "secret", "prefill-0", 2**64 - 1, LAYOUT, "host", 4711, b"\x00agent\xff")
+HELLO = Hello("c0ffee", "prefill-0", 2**64 - 1, 7, LAYOUT, "host", 4711, b"\x00agent\xff")
 TICKET = Ticket(HandoffId(7, 3), 8, (1, 2, 3), 1, (5, 6), (0, 9), prefix_hash((1, 2, 3)), 1.5, False)
 
 MESSAGES: list[Message] = [
@@ -83,7 +83,7 @@ def test_a_message_with_other_fields_is_one_or_raises_the_named_error(message: M
         (b'["beat",[1,2,3,4,5],[]]', "at most 4"),
         (b'["note",1,"x",1,1,0,4,null]', "an empty range"),
         (b'["accepted",1,"\\ud800"]', "unprintable"),
-        (b'["hello",2]', "wire version 2; this end speaks 1"),
+        (b'["hello",1]', "wire version 1; this end speaks 2"),
         (encode(replace(TICKET, pages=(5,))), "do not fit"),
         (encode(replace(TICKET, start=3)), "do not fit"),
         (encode(replace(TICKET, tokens=(1,) * 101)), "at most 100"),
@@ -108,13 +108,10 @@ def test_ends_are_compatible_exactly_if_they_compute_the_same_kv() -> None:
     assert len(others | {one}) == 6
 
 
-def test_a_stranger_is_told_what_differs_and_no_secret_is_printed() -> None:
+def test_a_stranger_is_told_what_differs() -> None:
     HELLO.check(replace(HELLO, name="decode-0", epoch=1))
-    with pytest.raises(IncompatibleError, match="another secret"):
-        HELLO.check(replace(HELLO, secret="guess"))
     with pytest.raises(IncompatibleError, match="c0ffee here and decaf there"):
         HELLO.check(replace(HELLO, compatibility="decaf"))
-    assert "secret'" not in repr(HELLO)
 
 
 def test_a_tickets_digest_changes_with_all_that_a_write_depends_on() -> None:

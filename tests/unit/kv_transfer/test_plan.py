@@ -125,3 +125,9 @@ def test_a_range_that_is_not_in_the_pool_is_refused(
     layout = KVLayout(layers=2, pages=4, kv_heads=1, page_size=4, head_dim=8, dtype_bytes=2)
     with pytest.raises(ValueError, match=wrong):
         indices(layout, grid(layout, layout), pages, layers, tokens, origin)
+
+
+def test_a_pool_of_more_descriptors_than_memory_takes_is_refused_before_any_is_made() -> None:
+    large = KVLayout(layers=64, pages=2**20, kv_heads=8, page_size=16, head_dim=64, dtype_bytes=2)
+    with pytest.raises(LayoutMismatchError, match="134217728 descriptors of 16384 bytes: take equal page sizes, or a smaller"):
+        descriptors(large, grid(large, large))
