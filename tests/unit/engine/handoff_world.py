@@ -14,7 +14,7 @@ from pdmux_ray.engine.engine import Engine
 from pdmux_ray.engine.fake_runner import FakeRunner
 from pdmux_ray.types import NewRequest
 
-from .world import PAGE, request
+from .world import PAGE, Log, request
 
 GARBAGE = 12345
 
@@ -221,3 +221,6 @@ def remote(
 def _runner(engine: Engine) -> FakeRunner:
     assert isinstance(engine._runner, FakeRunner)
     return engine._runner
+
+
+Pair = Callable[..., tuple[Link, Log]]
