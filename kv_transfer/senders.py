@@ -26,6 +26,8 @@ from kv_transfer.messages import Cancel, Ended, Note, encode
 from kv_transfer.plan import indices
 from kv_transfer.session import Action, CancelWrites, Disconnect, Emit, Push, Sender, SenderState, Tell
 
+MAX_KNOWN = 1024  # peers whose serials are remembered while they are not heard
+
 
 @dataclass(slots=True)
 class _Record:
@@ -53,7 +55,8 @@ class Senders:
         self._emit = emit
         self._records: dict[HandoffId, _Record] = {}
         self._posted: dict[int, _Posted] = {}  # by the handle of the write
-        self._last: dict[str, tuple[int, int]] = {}  # peer -> (its epoch, the highest serial of its tickets and cancels)
+        # peer -> (its epoch, the highest serial of its tickets and cancels), of the MAX_KNOWN peers heard last
+        self._last: dict[str, tuple[int, int]] = {}
 
     def __len__(self) -> int:
         return len(self._records)
@@ -141,10 +144,12 @@ class Senders:
 
     def _is_new(self, link: Link, serial: int) -> bool:
         """Whether it is above all serials seen of this start of the peer; and notes it."""
-        epoch, last = self._last.get(link.peer, (link.epoch, -1))
+        epoch, last = self._last.pop(link.peer, (link.epoch, -1))
         if epoch != link.epoch:
             last = -1
         self._last[link.peer] = (link.epoch, max(last, serial))
+        if len(self._last) > MAX_KNOWN:
+            del self._last[next(iter(self._last))]
         return serial > last
 
     def _refusal(self, link: Link, ticket: Ticket, busy: bool) -> LossReason | None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from kv_transfer.api import FenceReason, Landed, LossReason, Lost, Safe, TransportError, Write
 from kv_transfer.local import Weather
 
-from .fleet import LAYOUT, LIMITS, PROMPT, SLOW, Fleet, Instance, lost, reasons
+from .fleet import COMPUTE_S, LAYOUT, LIMITS, PROMPT, SLOW, Fleet, Instance, lost, reasons
 
 # --- P goes wrong (rows 1 to 17 of the reported faults have these shapes) ---
 
@@ -109,6 +109,41 @@ def test_a_prefill_that_waits_longer_than_the_lease_keeps_it_while_its_engine_li
     p.due = fleet.clock() + 4 * LIMITS.lease_s
     handoff = d.fetch("P", PROMPT, within=30.0)
     fleet.run(5 * LIMITS.lease_s)
+    assert isinstance(d.results[handoff][0], Landed)
+
+
+def test_each_handoff_ends_at_its_own_deadline_whatever_those_before_it_do(fleet: Fleet) -> None:
+    """Row 14."""
+    p, d = fleet.pair()
+    p.due = fleet.clock() + 2 * LIMITS.lease_s
+    first, short, last = (d.fetch("P", PROMPT[:5], within=within) for within in (30.0, 1.0, 30.0))
+    fleet.run(1.5)
+    assert reasons(d, short) == [LossReason.DEADLINE]
+    assert d.results[first] == d.results[last] == []
+    fleet.run(3 * LIMITS.lease_s)
+    assert isinstance(d.results[first][0], Landed)
+    assert isinstance(d.results[last][0], Landed)
+
+
+@pytest.mark.parametrize("heads", [LAYOUT.kv_heads, 1], ids=["equal", "one of four"])
+def test_many_handoffs_at_once_keep_their_leases_while_they_wait_for_each_other(heads: int) -> None:
+    """Rows 15 and 43."""
+    fleet = Fleet()
+    p, d = fleet.pair(replace(LAYOUT, pages=256), replace(LAYOUT, pages=256, kv_heads=heads, first_head=0))
+    p.block_layers = LAYOUT.layers
+    handoffs = [d.fetch("P", (serial, *PROMPT[:4]), within=60.0) for serial in range(128)]
+    fleet.run(128 * COMPUTE_S + 1.0)
+    assert 3 * LIMITS.lease_s < 128 * COMPUTE_S, "the last one waits longer than a lease"
+    assert [handoff for handoff in handoffs if not isinstance(d.results[handoff][0], Landed)] == []
+    fleet.check()
+
+
+def test_after_a_long_time_without_any_a_handoff_is_served(fleet: Fleet) -> None:
+    """Row 42."""
+    _, d = fleet.pair()
+    fleet.run(120.0)
+    handoff = d.fetch("P", PROMPT)
+    fleet.run(3.0)
     assert isinstance(d.results[handoff][0], Landed)
 
 
