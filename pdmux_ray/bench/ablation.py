@@ -25,7 +25,7 @@ from pdmux_ray.bench.compare_peer import MIN_OUTPUT_TOKENS, SHAPES, SLO, reserve
 from pdmux_ray.bench.load.offer import Offer
 from pdmux_ray.bench.load.outcome import measured, write_report
 from pdmux_ray.bench.load.session import Session
-from pdmux_ray.bench.study import MAX_CONTEXT, Extent, Shape, Study, measured_sessions
+from pdmux_ray.bench.study import MAX_CONTEXT, Extent, Shape, Study, measured_sessions, read_shares
 from pdmux_ray.errors import ConfigError, PdmuxError
 from pdmux_ray.metrics.goodput import Slo
 from pdmux_ray.metrics.summary import RunSummary, summarize_run
@@ -126,13 +126,9 @@ def parser() -> argparse.ArgumentParser:
 def make_study(args: argparse.Namespace, console: Console) -> Study:
     """Raises ConfigError."""
     names = settings.chosen(args.targets, None)
-    try:
-        shares = tuple(float(share) for share in args.shares.split(","))
-    except ValueError:
-        shares = ()
-    if not shares or not all(0 < share <= 2 for share in shares) or args.rounds < 1 or not args.seconds > 0:
-        raise ConfigError("--shares are numbers over 0 and at most 2, such as 0.4,0.7; --rounds and --seconds are over 0.")
-    extent = Extent(args.rounds, args.seconds, shares=tuple(sorted(shares)))
+    if args.rounds < 1 or not args.seconds > 0:
+        raise ConfigError("--rounds and --seconds must be over 0.")
+    extent = Extent(args.rounds, args.seconds, shares=read_shares(args.shares))
     workload = mixed()
     shape = Shape(workload, Offer(workload, duration_s=args.seconds, seed=args.seed), args.out)
     command = partial(_command, args.profile)

@@ -25,7 +25,7 @@ from pdmux_ray.bench.cli import TOKEN_IDS
 from pdmux_ray.bench.load.compare import conclude
 from pdmux_ray.bench.load.offer import Offer
 from pdmux_ray.bench.load.outcome import measured, reserve, write_report
-from pdmux_ray.bench.study import MAX_CONTEXT, REQUESTS, Extent, Shape, Study, measured_sessions
+from pdmux_ray.bench.study import MAX_CONTEXT, REQUESTS, Extent, Shape, Study, measured_sessions, read_shares
 from pdmux_ray.errors import ConfigError, PdmuxError
 from pdmux_ray.metrics.goodput import Slo
 from pdmux_ray.model.source import resolve
@@ -59,6 +59,10 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--minutes", type=float, metavar="M", help=text)
     parser.add_argument("--quick", action="store_true", help=f"runs too short to say much, for {QUICK_MINUTES:g} minutes")
     parser.add_argument("--rounds", type=int, default=1, help="searches of each server on each workload; default 1")
+    text = (
+        "rates that all servers are given, instead of a search of each: shares of what an idle one carries, such as 0.7,1,1.4"
+    )
+    parser.add_argument("--shares", metavar="S,S,…", help=text)
     parser.add_argument("--workloads", default=",".join(SHAPES), metavar="W,W,…", help="default: all four")
     parser.add_argument("--slo", default=SLO, metavar="SLO", help=f"default {SLO}: times the idle server's")
     parser.add_argument("--seed", type=int, default=0)
@@ -73,7 +77,8 @@ def make_study(args: argparse.Namespace, console: Console) -> Study:
         raise ConfigError("--rounds and --minutes must be over 0.")
     workloads = list(dict.fromkeys(args.workloads.split(",")))
     requests = QUICK_REQUESTS if args.quick else REQUESTS
-    extent = Extent.within(minutes, args.rounds, names, len(workloads), requests)
+    shares = read_shares(args.shares) if args.shares else ()
+    extent = Extent.within(minutes, args.rounds, names, len(workloads), requests, shares)
     shapes = []
     for name in workloads:
         scaling = Scaling(divide=SHAPES.get(name, 1.0), max_context=MAX_CONTEXT, min_output_tokens=MIN_OUTPUT_TOKENS)

@@ -33,7 +33,7 @@ from pdmux_ray.bench.load.provenance import provenance
 from pdmux_ray.bench.load.session import Session
 from pdmux_ray.bench.settings import START_S, YARDSTICK, command, served, start_s
 from pdmux_ray.bench.timeline import Fetched
-from pdmux_ray.errors import PdmuxError
+from pdmux_ray.errors import ConfigError, PdmuxError
 from pdmux_ray.metrics.goodput import Slo
 from pdmux_ray.metrics.slo_text import SloText
 from pdmux_ray.report import figures
@@ -84,11 +84,19 @@ class Extent:
         return len(self.shares) or USUAL_RUNS
 
     @classmethod
-    def within(cls, minutes: float, rounds: int, names: Sequence[str], shapes: int, requests: int = REQUESTS) -> Extent:
-        """Searches that take about so long in all, whatever is to be measured, if the rates allow it."""
-        whole = cls(rounds, 0.0, requests)
+    def within(
+        cls,
+        minutes: float,
+        rounds: int,
+        names: Sequence[str],
+        shapes: int,
+        requests: int = REQUESTS,
+        shares: Sequence[float] = (),
+    ) -> Extent:
+        """Searches, or runs at the shares, that take about so long in all, if the rates allow it."""
+        whole = cls(rounds, 0.0, requests, shares=shares)
         left_s = minutes * 60 - whole.before_s(names, shapes)
-        a_run_s = left_s / (rounds * len(names) * shapes * USUAL_RUNS) - whole._overhead_s
+        a_run_s = left_s / (rounds * len(names) * shapes * whole.usual_runs) - whole._overhead_s
         return replace(whole, seconds=float(f"{min(max(a_run_s, LEAST_SECONDS), MOST_SECONDS):.2g}"))
 
     def before_s(self, names: Sequence[str], shapes: int) -> float:
@@ -99,6 +107,17 @@ class Extent:
         """About, were all rates the lowest of a grid, and no search tried more than it must: what no deadline shortens."""
         runs = self.rounds * len(names) * shapes * (len(self.shares) or LEAST_PROBES)
         return self.before_s(names, shapes) + runs * self.run_s(LEAST_RPS)
+
+
+def read_shares(text: str) -> tuple[float, ...]:
+    """Of a list with commas, ascending. Raises ConfigError."""
+    try:
+        shares = tuple(sorted({float(share) for share in text.split(",")}))
+    except ValueError:
+        shares = ()
+    if not shares or not 0 < shares[0] <= shares[-1] <= grid.ABOVE:
+        raise ConfigError(f"--shares {text!r}: they are numbers over 0 and at most {grid.ABOVE:g}, such as 0.4,0.7.")
+    return shares
 
 
 @dataclass(slots=True)

@@ -11,7 +11,15 @@ import yaml
 from pdmux_ray.bench import compare_peer, settings
 from pdmux_ray.bench.ablation import EVERY, mixed
 from pdmux_ray.bench.grid import decisive
-from pdmux_ray.bench.study import ATTAINMENT, LEAST_PROBES, LEAST_RPS, LEAST_SECONDS, MOST_SECONDS, REQUESTS, Extent
+from pdmux_ray.bench.study import (
+    ATTAINMENT,
+    LEAST_PROBES,
+    LEAST_RPS,
+    LEAST_SECONDS,
+    MOST_SECONDS,
+    REQUESTS,
+    Extent,
+)
 from pdmux_ray.config import load_serve_config
 from pdmux_ray.errors import ConfigError
 from pdmux_ray.metrics.goodput import Slo
@@ -80,3 +88,14 @@ def test_every_third_request_of_the_mix_is_a_long_prompt_with_a_short_answer() -
     longs = asks[EVERY - 1 :: EVERY]
     shorts = [ask for index, ask in enumerate(asks) if index % EVERY != EVERY - 1]
     assert min(len(ask.prompt) for ask in longs) > sum(len(ask.prompt) for ask in shorts) / len(shorts)
+
+
+def test_given_rates_share_the_time_that_searches_would_take() -> None:
+    few, many = (Extent.within(30.0, 1, NAMES, 4, shares=read_shares(text)).seconds for text in ("0.5,1", "0.5,1,1.5,2"))
+    assert LEAST_SECONDS < 1.5 * many < few < MOST_SECONDS
+
+
+@pytest.mark.parametrize("text", ["", "0,1", "1,three", "nan", "2.6"])
+def test_shares_that_say_nothing_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="--shares"):
+        read_shares(text)
