@@ -18,6 +18,7 @@ from ray import serve
 from pdmux_ray.clock import WallClock
 from pdmux_ray.config import EngineConfig
 from pdmux_ray.device.base import build_runner
+from pdmux_ray.device.cpu.cores import own_cores
 from pdmux_ray.engine.engine import Engine
 from pdmux_ray.engine.limits import EngineLimits, resolve_limits
 from pdmux_ray.engine.runner import LaneRunner, Runner
@@ -47,7 +48,8 @@ class Instance:
         self._id = str(context.replica_id.unique_id)
         self._host = ray.util.get_node_ip_address()
         self._role = roles[min(context.rank.rank, len(roles) - 1)]
-        runner = build_runner(model_dir, config)  # first: it sets up the process before torch is imported
+        with own_cores(context.rank.local_rank, config.threads):
+            runner = build_runner(model_dir, config)  # first: it sets up the process before torch is imported
         facts = Tokenizer.load(model_dir).facts
         limits = resolve_limits(config, facts, runner)
         self._clock = WallClock()
@@ -169,11 +171,11 @@ def _resolved(config: EngineConfig, runner: Runner, limits: EngineLimits) -> str
 def _device(config: EngineConfig, runner: Runner) -> dict[str, Any]:
     """What gateways predict with, where they have a latency model. See `policy.views.InstanceCosts`."""
     one_pass = {Mode.PREFILL_FIRST: math.inf, Mode.CHUNKED: float(config.chunk_tokens)}
-    lanes = isinstance(runner, LaneRunner)
+    lanes = runner if isinstance(runner, LaneRunner) else None
     pool = runner.layout if isinstance(runner, Pooled) else None
     return {
-        "layers": runner.layers if lanes else 1,
-        "units": runner.units if lanes else 1,
+        "layers": lanes.layers if lanes else 1,
+        "units": lanes.units if lanes else 1,
         "one_pass_tokens": one_pass.get(config.mode),
         "page_size": runner.page_size,
         "kv_bytes_per_token": pool.layers * 2 * pool.kv_heads * pool.head_dim * pool.dtype_bytes if pool else 0,

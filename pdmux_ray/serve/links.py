@@ -242,6 +242,7 @@ class Links:
                 "running": link.load.running if link.load else 0,
                 "waiting": link.load.waiting if link.load else 0,
                 "peers": sorted(link.peers),
+                "kv_address": link.kv_address,
                 "trouble": link.trouble(self._limits) or "",
             }
             for link in self.by_id.values()
