@@ -88,9 +88,9 @@ def draw(config: Path, count: int, longest: int, rng: random.Random) -> Iterator
             length = max(1, round(longest ** rng.random()))
             shared = rng.randrange(length) if rng.random() < 0.5 else 0
             prompt = rng.choice(stems)[:shared] + [rng.randrange(*TOKEN_IDS) for _ in range(length - shared)]
-            params = {"max_tokens": rng.randrange(1, 24), "temperature": rng.choice([0.0, 1.0]), "seed": seed}
+            params: dict[str, Any] = {"max_tokens": rng.randrange(1, 24), "temperature": rng.choice([0.0, 1.0]), "seed": seed}
             params |= {"repetition_penalty": rng.choice([1.0, 1.2]), "ignore_eos": True}
-            (answer,) = generator.generate([prompt], SamplingParams(**params))  # type: ignore[arg-type]
+            (answer,) = generator.generate([prompt], SamplingParams(**params))
             yield Case(prompt, params, answer.text, answer.finish.value if answer.finish else "")
 
 
