@@ -90,7 +90,12 @@ class Lines:
         """Calls `peer` until there is a line, and again whenever there is none. Raises ValueError for a bad address."""
         if peer == self._owner.name:
             raise ValueError(f"{peer} is this instance itself")
-        self._dials[peer] = _Dial(_parsed(address))
+        parsed, before = _parsed(address), self._dials.get(peer)
+        if before is not None and before.address == parsed:
+            before.due = 0.0
+            return
+        self.forget(peer)  # and with it a call that is under way
+        self._dials[peer] = _Dial(parsed)
 
     def forget(self, peer: str) -> None:
         """Does not call it any more; a line that is up stays."""

@@ -214,7 +214,7 @@ def test_a_frame_beyond_the_limit_closes_the_line_of_its_sender(ends: Ends) -> N
     one.poll()
     for size in (1000, 1001):
         other.send("one", epoch_of(other, "one"), b"x" * size)
-    assert named(until_both(one, other, lambda events: "PeerDown" in named(events))) == ["Received", "PeerDown"]
+    assert named(until_both(one, other, lambda events: "PeerDown" in named(events)))[-2:] == ["Received", "PeerDown"]
 
 
 def test_without_files_for_callers_an_instance_waits_for_some_instead_of_turning_in_circles(
@@ -264,6 +264,20 @@ def test_a_call_that_cannot_even_begin_is_tried_again_and_costs_no_agent(ends: E
             until_idle(one)
     assert greeted == []
     until_both(one, other, lambda events: "PeerUp" in named(events))
+
+
+def test_a_peer_that_is_called_again_while_a_call_is_under_way_has_one_connection(ends: Ends) -> None:
+    one, other = ends("one"), ends("other")
+    one.connect("other", other.address)
+    one.poll()
+    one.connect("other", other.address)
+    events = until_both(one, other, lambda events: "PeerUp" in named(events))
+    deadline = time.monotonic() + 0.5
+    while time.monotonic() < deadline:
+        events += one.poll()
+        other.poll()
+        one.wait(0.01)
+    assert named(events) == ["PeerUp"]
 
 
 @pytest.mark.parametrize("address", ["10.0.0.1:0", "10.0.0.1:65536", "prefill-0:5600", "10.0.0.1", "10.0.0.1:", "[::1"])
