@@ -60,6 +60,7 @@ class ModeReason(Enum):
     BEST_EFFORT = "best_effort"  # nothing that may be chosen keeps the ITL objective: what misses it least, or nearly
     SLACK = "slack"  # the first token is in time: of the modes that keep the ITL objective, the one that gets most work done
     SOONEST = "soonest"  # of the modes that keep the ITL objective, the one that ends the prefill first
+    LATE = "late"  # the first token is late whatever is done: as SLACK
     HURRY = "hurry"  # this mode misses the ITL objective by little, and else the first token would be late
     DWELL = "dwell"  # another one would be better, but the last change is too recent
     HELD = "held"  # a block in flight keeps its units: nothing changes before it ends

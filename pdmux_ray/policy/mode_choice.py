@@ -13,7 +13,6 @@ from pdmux_ray.types import Mode
 NEAR = 1.05  # ways within this factor of the best count as equals: then the shorter decode step counts
 SAFE = 1.2  # a prefill is in time when it would be even if it took so many times what is predicted
 LITTLE = 1.25  # a bound that misses by no more than this factor misses by little
-MUCH = 1.5  # times sooner
 
 
 class Need(NamedTuple):
@@ -35,13 +34,13 @@ class Choice(NamedTuple):
 
 def choose_in_time(best: Callable[[Need], tuple[Way, ModeReason]], need: Need) -> Choice:
     """`best`: the way for a need. With the ITL objective; when that one would not end the prefill by the TTFT deadline, with an
-    objective that is a little longer, if it would by that, or ends much sooner, for those who wait."""
+    objective that is a little longer, if it would by that."""
     calm, why = best(need)
     if calm.finish_s <= need.left_s or why is ModeReason.BEST_EFFORT:
         return Choice(calm, why, need.itl_s)
     loose = need._replace(itl_s=LITTLE * need.itl_s)
     hurried, _ = best(loose)
-    if hurried.finish_s > max(need.left_s, calm.finish_s / MUCH):
+    if hurried.finish_s > need.left_s:
         return Choice(calm, why, need.itl_s)
     return Choice(hurried, ModeReason.HURRY, loose.itl_s)
 
@@ -55,8 +54,9 @@ def choose_way(
     ways: Sequence[Way], need: Need, mode: Mode, mode_age_s: float, switch_s: float, dwell: float
 ) -> tuple[Way, ModeReason]:
     """Of the ways whose ITL bound holds, those that end the prefill safely in time, and of these the one that gets most work
-    done: the first token needs no more haste, and what is saved serves those who come later. When none is in time, or no time
-    was said, the one that ends the prefill soonest. Of equals, the one with the shorter decode step.
+    done: the first token needs no more haste, and what is saved serves those who come later. Where that is uncertain, or no
+    time was said, the one that ends the prefill soonest. When it is late whatever is done, again the one that gets most work
+    done: haste would help nobody, and hold up those who can still be in time. Of equals, the one with the shorter decode step.
 
     When no bound holds, the same among those that miss by little more than the least: to prefill nothing helps nobody.
 
@@ -72,6 +72,8 @@ def choose_way(
         fit = [way for way in ways if way.gap_s.bound_s <= LITTLE * least_s]
     elif need.left_s < math.inf and (in_time := [way for way in fit if SAFE * way.finish_s <= need.left_s]):
         why, cost, fit = ModeReason.SLACK, _per_work(need), in_time
+    elif need.left_s < min(way.finish_s for way in fit):
+        why, cost = ModeReason.LATE, _per_work(need)
     least = NEAR * min(map(cost, fit))
     best = min((way for way in fit if cost(way) <= least), key=lambda way: way.gap_s.predicted_s)
     current = next((way for way in fit if way.mode is mode), best)

@@ -112,7 +112,7 @@ def _roomy(view: Lanes, limits: LaneLimits) -> bool:
 def hurried() -> tuple[Lanes, LaneLimits, FakeCosts]:
     """AUTO, and a deadline that only a split can keep whose bound misses the objective by little."""
     device = FakeCosts(units=4, knee=3, token_s=0.0001, request_s=0.0)
-    view = Lanes(4, decoding=[decoder(f"d{i}") for i in range(4)], waiting=[waiter("w", 2048, due_s=1.0)])
+    view = Lanes(4, decoding=[decoder(f"d{i}") for i in range(4)], waiting=[waiter("w", 2048, due_s=2.0)])
     return view, LaneLimits(Mode.AUTO, 64, 2048, itl_s=device.decode(4, 400, 2, 2).bound_s / 1.2), device
 
 

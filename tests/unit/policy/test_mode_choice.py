@@ -145,8 +145,8 @@ def test_a_mode_that_ends_the_prefill_first_is_not_left_for_an_equal_one() -> No
 
 @pytest.mark.parametrize(
     ("left_s", "hurried_s", "hurry"),
-    [(2.1, 1.0, False), (1.9, 1.8, True), (1.7, 1.8, False), (-1.0, 1.2, True), (-1.0, 1.4, False)],
-    ids=["in time", "else late", "late in both", "late, but much sooner", "late, and little sooner"],
+    [(2.1, 1.0, False), (1.9, 1.8, True), (1.7, 1.8, False), (-1.0, 0.5, False)],
+    ids=["in time", "else late", "late in both", "late already"],
 )
 def test_a_hurry(left_s: float, hurried_s: float, hurry: bool) -> None:
     need = Need(0.06, left_s, 0.01, 0.5)
@@ -181,10 +181,16 @@ def test_without_a_deadline_nothing_is_stretched() -> None:
 
 @pytest.mark.parametrize(
     ("left_s", "chosen", "why"),
-    [(2.5, SPLIT, ModeReason.SLACK), (2.3, CHUNKED, ModeReason.SLACK), (1.1, CHUNKED, ModeReason.SOONEST)],
-    ids=["there is time", "the one with more work done would be late", "both would"],
+    [
+        (2.5, SPLIT, ModeReason.SLACK),
+        (2.3, CHUNKED, ModeReason.SLACK),
+        (1.1, CHUNKED, ModeReason.SOONEST),
+        (0.9, SPLIT, ModeReason.LATE),
+        (-9.0, SPLIT, ModeReason.LATE),
+    ],
+    ids=["there is time", "the one with more work done may be late", "both may be", "both will be", "it is"],
 )
-def test_with_time_left_the_way_that_gets_most_work_done_is_taken(left_s: float, chosen: Mode, why: ModeReason) -> None:
+def test_the_way_that_gets_most_work_done_is_taken_unless_haste_may_help(left_s: float, chosen: Mode, why: ModeReason) -> None:
     ways = [way(SPLIT, 0.02, 2.0), way(CHUNKED, 0.05, 1.0)]
     need = Need(0.06, left_s, decode_s=0.015, prefill_s=0.8)  # 0.75 + 0.4 beside 0.3 + 0.8 of the device
     taken = choose_way(ways, need, chosen, 1e9, 0.001, 10.0)
