@@ -21,6 +21,7 @@ class Kind(IntEnum):
     MESSAGE = 3
     WRITTEN = 4
     NONCE = 5
+    WIRED = 6
 
 
 class FrameTooLargeError(KvTransferError):

@@ -1,6 +1,7 @@
 """The Transport of real instances: frames over TCP (`control`), bytes over NIXL (`nixl_agent`, which says how NIXL behaves).
 
-    connect ──► hello each way, with the NIXL agent of this connection ──► PeerUp ──► post, send ──► PeerDown, agent gone
+    connect ──► hello each way, with the NIXL agent of this connection ──► a note each way, answered by a frame WIRED ──► PeerUp
+            ──► post, send ──► PeerDown, agent gone
 
 When no write of a peer can land here any more (PeerFenced):
 - its process has died (the kernel says so by a file, if both ends are on one kernel), or
@@ -11,17 +12,14 @@ So a peer that is frozen on the same kernel is fenced when it wakes up or dies: 
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import os
 import secrets
 import struct
 import time
-import zlib
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from kv_transfer.api import (
     Indices,
@@ -43,10 +41,13 @@ from kv_transfer.line import Kind, Line
 from kv_transfer.messages import Hello, MalformedError
 from kv_transfer.nixl_agent import Agent, Pool, restrict_ucx_to
 from kv_transfer.plan import Rows, descriptors, grid
+from kv_transfer.processes import death_of, kernel, started
 
 POLL_S = 0.0005  # between two looks at writes and notes that are due: NIXL has nothing to wait for
 _PLACE = struct.Struct(">QqQ")  # of a pool, before the agent's metadata: address, device or -1, when its process started
 _COUNT = struct.Struct(">Q")
+_FIRST_NOTE = b"wired"  # all others are of writes
+_left: list[Agent] = []  # that are never closed: their peers died, or the transport was closed, before UCX was through
 
 log = logging.getLogger("kv_transfer")
 
@@ -70,6 +71,11 @@ class _Peer:
     epoch: int
     agent: Agent
     rows: Rows  # of this pool, on the grid of the pair
+    layout: KVLayout
+    since: float
+    wired: bool = False  # UCX is known to reach it: PeerUp was said
+    answered: bool = False  # it was told that its first note has come
+    early: list[TransportEvent] = field(default_factory=list)  # of it, before PeerUp
     lagging_since: float = 0.0  # since when a note is due and none has come
     flights: dict[int, int] = field(default_factory=dict)  # handle -> number of the agent; posted and not over
     given: int = 0  # writes of ours that are over
@@ -107,6 +113,7 @@ class NixlTransport:
         self._agents: dict[Line, Agent] = {}  # of lines that have been greeted
         self._spare: Agent | None = Agent(pool)  # the first of a process takes long: not when a peer waits
         self._processes: dict[tuple[str, int], int] = {}  # of peers on this kernel, by name and epoch -> pidfd
+        self._unwired: dict[tuple[str, int], list[Agent]] = {}  # that cannot be closed before the peer has returned
         self._open_doors: set[tuple[str, int]] = set()  # peers whose agent here could not give the memory back
         self._events: deque[TransportEvent] = deque()
         self._broken: list[tuple[_Peer, TransportError]] = []
@@ -179,13 +186,7 @@ class NixlTransport:
 
     def checksum(self, peer: str, indices: Indices) -> int:
         """Raises TransportError for a pool that is not in host memory."""
-        if self._pool.device is not None:
-            raise TransportError("checksums are of KV in host memory only: switch them off on a GPU")
-        crc = 0
-        for offset, size in self._need(peer).rows[indices]:
-            at = (ctypes.c_char * int(size)).from_address(self._pool.address + int(offset))
-            crc = zlib.crc32(at, crc)
-        return crc
+        return self._pool.checksum(self._need(peer).rows[indices])
 
     def poll(self) -> Sequence[TransportEvent]:
         if not self._closed:
@@ -215,6 +216,8 @@ class NixlTransport:
         self._lines.close()
         for pidfd in self._processes.values():
             os.close(pidfd)
+        for agents in self._unwired.values():
+            _left.extend(agents)
         if self._spare is not None:
             self._spare.close()
             self._spare = None
@@ -225,7 +228,7 @@ class NixlTransport:
         self._agents[line] = agent = self._spare or Agent(self._pool)
         self._spare = None
         device = -1 if self._pool.device is None else self._pool.device
-        place = _PLACE.pack(self._pool.address, device, _started(os.getpid()))
+        place = _PLACE.pack(self._pool.address, device, started(os.getpid()))
         self._hellos += 1
         return self._hello(self._hellos, place + agent.metadata)
 
@@ -238,26 +241,31 @@ class NixlTransport:
         assert hello is not None
         if len(hello.agent) <= _PLACE.size:
             raise MalformedError("a Hello without the place of a pool")
-        address, device, started = _PLACE.unpack_from(hello.agent)
+        address, device, since = _PLACE.unpack_from(hello.agent)
         pool = Pool(address, hello.layout.total_bytes, None, None if device < 0 else device)
         cut = grid(self._layout, hello.layout)
         rows = descriptors(self._layout, cut)
-        agent.reach(hello.agent[_PLACE.size :], pool, rows, descriptors(hello.layout, cut))
         key = (line.peer, hello.epoch)
-        if key in self._processes or key in self._open_doors:
-            self._events.append(PeerFenced(*key))  # of its connection before: see the module
-            self._open_doors.discard(key)
+        before = key in self._processes or key in self._open_doors
         if key not in self._processes and hello.host == self._identity.host:
-            self._watch(key, hello.pid, started)
-        self._peers[line.peer] = _Peer(line.peer, line, hello.epoch, agent, rows)
-        self._events.append(PeerUp(line.peer, hello.epoch, hello.layout))
+            self._watch(key, hello.pid, since)  # before there is anything that a frozen peer could hold
+        agent.reach(hello.agent[_PLACE.size :], pool, rows, descriptors(hello.layout, cut))
+        if before:
+            self._fenced(key)  # of its connection before: see the module
+        self._peers[line.peer] = _Peer(line.peer, line, hello.epoch, agent, rows, hello.layout, time.monotonic())
+        agent.note(_FIRST_NOTE)
 
     def parted(self, line: Line, was_up: bool) -> None:
         agent = self._agents.pop(line, None)
-        closed = agent is None or agent.close()
         up = self._peers.get(line.peer)
         if up is None or up.line is not line:
+            if agent is not None:
+                agent.close()  # it has reached for nobody
             return
+        if not up.wired:
+            self._part_unwired(up)
+            return
+        closed = up.agent.close()
         if not closed:
             log.error("NIXL has not given back the memory that %s can write into: pages that it has stay its own", up.name)
             self._open_doors.add((up.name, up.epoch))
@@ -268,7 +276,11 @@ class NixlTransport:
     def heard(self, line: Line, kind: int, body: bytes) -> None:
         up = self._peers[line.peer]
         if kind == Kind.MESSAGE:
-            self._events.append(Received(up.name, up.epoch, body))
+            self._say(up, Received(up.name, up.epoch, body))
+        elif kind == Kind.WIRED and not body and not up.wired:
+            up.wired = True
+            self._events.append(PeerUp(up.name, up.epoch, up.layout))
+            self._events.extend(up.early)
         elif kind == Kind.WRITTEN and len(body) == _COUNT.size:
             self._expect(up, *_COUNT.unpack(body))
         else:
@@ -287,7 +299,7 @@ class NixlTransport:
     @property
     def _busy(self) -> bool:
         """Whether something may be over that only a look at NIXL shows."""
-        return any(up.flights or up.noted < up.due for up in self._peers.values())
+        return any(up.flights or up.noted < up.due or not (up.wired and up.answered) for up in self._peers.values())
 
     def _turn(self) -> None:
         self._tell()
@@ -307,12 +319,39 @@ class NixlTransport:
                         del up.flights[handle]
                         self._done(up, handle)
                 for note in up.agent.notes():
-                    up.noted, up.lagging_since = up.noted + 1, time.monotonic()
-                    self._events.append(Notified(up.name, up.epoch, note))
+                    self._take_note(up, note)
+                if not up.wired and time.monotonic() > up.since + self._limits.silence_s:
+                    raise TransportError("UCX does not reach it")
                 if up.noted < up.due and time.monotonic() > up.lagging_since + self._limits.silence_s:
                     raise TransportError(f"{up.due} of its writes are said to be over, and {up.noted} notes have come")
             except TransportError as error:
                 self._broken.append((up, error))
+
+    def _take_note(self, up: _Peer, note: bytes) -> None:
+        if note == _FIRST_NOTE:
+            up.answered = True
+            self._lines.send(up.line, Kind.WIRED, b"")
+            return
+        up.noted, up.lagging_since = up.noted + 1, time.monotonic()
+        self._say(up, Notified(up.name, up.epoch, note))
+
+    def _say(self, up: _Peer, event: TransportEvent) -> None:
+        """Of a peer, and so after its PeerUp."""
+        (self._events if up.wired else up.early).append(event)
+
+    def _part_unwired(self, up: _Peer) -> None:
+        """Ending an agent waits for UCX's connections that are being made, and stops the whole process meanwhile: for ever, if
+        the peer is frozen. So that waits until it has returned; no write ever went over it."""
+        log.warning("the connection to %s ends before UCX was through", up.name)
+        del self._peers[up.name]
+        self._unwired.setdefault((up.name, up.epoch), []).append(up.agent)
+        self._open_doors.add((up.name, up.epoch))
+
+    def _fenced(self, key: tuple[str, int]) -> None:
+        for agent in self._unwired.pop(key, ()):
+            agent.close()
+        self._open_doors.discard(key)
+        self._events.append(PeerFenced(*key))
 
     def _expect(self, up: _Peer, due: int) -> None:
         """So many notes. Raises MalformedError for fewer than before."""
@@ -337,33 +376,17 @@ class NixlTransport:
                     self._broken.append((up, error))
 
     def _need(self, peer: str, epoch: int | None = None) -> _Peer:
-        """`epoch` None: any start of it."""
         up = self._peers.get(peer)
-        if up is None or epoch not in (None, up.epoch):
+        if up is None or not up.wired or epoch not in (None, up.epoch):
             raise TransportError(f"{peer} (this start of it) is not connected to {self.name}; wait for PeerUp")
         return up
 
-    def _watch(self, key: tuple[str, int], pid: int, started: int) -> None:
-        """Says when the process of a peer on this kernel has died; a process id alone may be somebody else's by now.
-
-        Raises TransportError when that cannot be known: it would be taken for dead while it writes.
-        """
-        try:
-            pidfd = os.pidfd_open(pid)
-        except ProcessLookupError:
-            return  # it is dead
-        except OSError as error:
-            raise TransportError(f"the process of {key[0]} ({pid}) cannot be watched: {error}") from error
-        try:
-            alive = _started(pid) == started
-        except OSError as error:
-            os.close(pidfd)
-            raise TransportError(f"when the process of {key[0]} ({pid}) started cannot be read: {error}") from error
-        if not alive:
-            os.close(pidfd)
-            return
-        self._processes[key] = pidfd
-        self._lines.watch(pidfd, lambda: self._died(key))
+    def _watch(self, key: tuple[str, int], pid: int, since: int) -> None:
+        """Says when the process of a peer on this kernel has died."""
+        pidfd = death_of(pid, since)
+        if pidfd is not None:
+            self._processes[key] = pidfd
+            self._lines.watch(pidfd, lambda: self._died(key))
 
     def _died(self, key: tuple[str, int]) -> None:
         pidfd = self._processes.pop(key)
@@ -371,16 +394,5 @@ class NixlTransport:
         os.close(pidfd)
         if key[0] in self._peers and self._peers[key[0]].epoch == key[1]:
             self.disconnect(key[0])
-        self._events.append(PeerFenced(*key))
-
-
-def kernel() -> str:
-    """Equal for two processes that see each other's process ids."""
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return f"{boot}/{os.stat('/proc/self/ns/pid').st_ino}"
-
-
-def _started(pid: int) -> int:
-    """In clock ticks since the boot. Raises OSError."""
-    stat = Path(f"/proc/{pid}/stat").read_text()
-    return int(stat.rpartition(")")[2].split()[19])
+        _left.extend(self._unwired.pop(key, ()))
+        self._fenced(key)

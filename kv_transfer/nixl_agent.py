@@ -10,6 +10,8 @@ What it depends on was measured with nixl-cu12 1.5.1 over UCX, two processes, ho
   The first agent of a process takes 0.45 s, every other 20 to 30 ms; one more registration of the same host memory 1 ms.
 - Between processes of one kernel UCX writes by system call straight into the other's memory (CMA), also into one that is
   frozen: only the writer's death or its word ends that. Such a write is done when `post` returns.
+- An agent's destructor joins its progress thread with the interpreter's lock held, and that thread spins while a connection to
+  a peer is being made: if the peer is frozen then, the whole process stands still until it wakes up or dies.
 - A frozen peer (SIGSTOP) is never reported: its writes stay in progress for ever. A killed one is, after 10 to 50 ms.
 - The progress thread polls without rest, a whole core for each agent, unless pthrDelay (microseconds) is more than 0: then it
   sleeps until UCX has something, and the delay is only its longest sleep. The class `nixl_agent` fixes it at 0, hence the
@@ -18,6 +20,7 @@ What it depends on was measured with nixl-cu12 1.5.1 over UCX, two processes, ho
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import ipaddress
 import logging
@@ -25,6 +28,7 @@ import os
 import secrets
 import socket
 import struct
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -63,6 +67,15 @@ class Pool:
         if not array.flags.c_contiguous or not array.flags.writeable:
             raise ValueError("a pool is one contiguous, writable array")
         return cls(array.ctypes.data, array.nbytes, array)
+
+    def checksum(self, rows: Rows) -> int:
+        """CRC-32 over these bytes of it, one row after the other."""
+        if self.device is not None:
+            raise TransportError("checksums are of KV in host memory only: switch them off on a GPU")
+        crc = 0
+        for offset, size in rows:
+            crc = zlib.crc32((ctypes.c_char * int(size)).from_address(self.address + int(offset)), crc)
+        return crc
 
     @property
     def segment(self) -> object:
@@ -111,6 +124,13 @@ class Agent:
             return None if self._is_over(write, self._agent.postXferReq(write)) else write
         except _NIXL_ERRORS as error:
             raise TransportError(f"NIXL cannot write: {error}") from error
+
+    def note(self, note: bytes) -> None:
+        """To the peer, without a write."""
+        try:
+            self._agent.genNotif(self._peer.decode(), note)
+        except _NIXL_ERRORS as error:
+            raise TransportError(f"NIXL cannot notify the peer: {error}") from error
 
     def is_done(self, write: int) -> bool:
         """Whether all of it is at the peer, and its note. Not to be asked again then."""

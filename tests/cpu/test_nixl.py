@@ -18,7 +18,7 @@ pytest.importorskip("nixl")
 
 from nixl_peer import PeerProcess, named, pool_in, transport, until
 
-from kv_transfer.api import Limits, Notified, PeerFenced, PeerUp, TransportError, Write, WriteDone
+from kv_transfer.api import Limits, Notified, PeerFenced, PeerUp, TransportError, TransportEvent, Write, WriteDone
 from kv_transfer.layout import KVLayout
 from kv_transfer.nixl import NixlTransport
 from kv_transfer.nixl_agent import Agent
@@ -264,13 +264,27 @@ def test_a_peer_whose_process_cannot_be_watched_is_not_taken_for_dead_but_called
             assert end.poll() == []
             end.wait(0.05)
     epoch = joined(end, "p", child.address)
-    end.post("p", epoch, everything(SMALL))  # to a peer that is frozen before anything went to it, UCX waits for ever
-    child.ask("wait_for", "Notified", 1)
-    until(end, bool)
     child.freeze()
     end.fence("p", epoch)
     assert named(end.poll()) == ["PeerDown"], "it lives"
     child.thaw()
+
+
+def test_a_peer_that_freezes_while_a_connection_is_made_does_not_stop_this_process(children: Children, ends: Ends) -> None:
+    child, end = children("p", SMALL, tls=TCP), ends("d", SMALL, limits=Limits(silence_s=0.5))
+    end.connect("p", child.address)
+    events: list[TransportEvent] = []
+    while "p" not in end._peers:
+        events += end.poll()
+    child.freeze()
+    deadline = time.monotonic() + 5.0
+    while "p" in end._peers and time.monotonic() < deadline:
+        end.wait(0.05)
+        events += end.poll()
+    assert events == [], "UCX was not through yet"
+    assert "p" not in end._peers
+    child.thaw()
+    assert named(until(end, lambda events: "PeerUp" in named(events)))[-2:] == ["PeerFenced", "PeerUp"]
 
 
 def test_memory_that_nixl_does_not_give_back_is_not_safe_until_the_peer_connects_again(
