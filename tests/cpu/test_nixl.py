@@ -198,18 +198,22 @@ def test_a_frozen_writer_goes_on_writing_when_it_wakes_up(children: Children, en
     """Why pages that were named to a silent writer are quarantined."""
     child, end = children("p", LARGE, tls=TCP), ends("d", LARGE)
     memory = pool_in(tmp_path / "d.pool", LARGE)
-    assert _late_pages(child, end, memory, lambda epoch: None) > 0
+    joined(end, "p", child.address)
+    tries = range(5)  # a write may be over before its writer is frozen
+    assert any(_late_pages(child, memory, lambda: None) > 0 for _ in tries)
 
 
 def test_a_fenced_writer_on_another_kernel_can_write_no_more(children: Children, ends: Ends, tmp_path: Path) -> None:
     child, end = children("p", LARGE, tls=TCP, kernel="another"), ends("d", LARGE)
     memory = pool_in(tmp_path / "d.pool", LARGE)
 
-    def fence(epoch: int) -> None:
-        end.fence("p", epoch)
-        assert named(end.poll()) == ["PeerDown", "PeerFenced"]
+    epoch = joined(end, "p", child.address)
 
-    assert _late_pages(child, end, memory, fence) == 0
+    def fence() -> None:
+        end.fence("p", epoch)
+        assert named(end.poll())[-2:] == ["PeerDown", "PeerFenced"]
+
+    assert _late_pages(child, memory, fence) == 0
 
 
 def test_a_frozen_writer_on_the_same_kernel_is_fenced_when_it_dies(children: Children, ends: Ends) -> None:
@@ -232,15 +236,14 @@ def test_a_frozen_writer_on_the_same_kernel_is_fenced_when_it_connects_again(chi
     assert events[-2:] == [PeerFenced("p", epoch), PeerUp("p", epoch, SMALL)]
 
 
-def _late_pages(child: PeerProcess, end: NixlTransport, memory: np.ndarray, meanwhile: Callable[[int], None]) -> int:
+def _late_pages(child: PeerProcess, memory: np.ndarray, meanwhile: Callable[[], None]) -> int:
     """Pages of a write that land after its writer was frozen for a while and `meanwhile` was done."""
-    epoch = joined(end, "p", child.address)
     child.ask("fill", 7)
     every = list(range(LARGE.layers * 2 * LARGE.pages))
     child.ask("post", "d", every, every, "late")
     child.freeze()
     time.sleep(0.3)  # what is in sockets lands
-    meanwhile(epoch)
+    meanwhile()
     memory[:] = 0
     child.thaw()
     child.ask("wait_for", "WriteDone", 1)
