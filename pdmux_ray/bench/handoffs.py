@@ -142,7 +142,8 @@ def process_of(instance: dict[str, Any]) -> psutil.Process:
     """The one that listens where its peers reach it."""
     port = int(instance["kv_address"].rpartition(":")[2])
     for connection in psutil.net_connections("tcp"):
-        if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port and connection.pid is not None:
+        here = connection.laddr  # empty for a socket that is not bound
+        if connection.status == psutil.CONN_LISTEN and here and here.port == port and connection.pid is not None:
             return psutil.Process(connection.pid)
     raise PdmuxError(f"no process of this machine listens on port {port}, where instance {instance['id']} should")
 
