@@ -36,7 +36,7 @@ def choose_in_time(best: Callable[[Need], tuple[Way, ModeReason]], need: Need) -
     """`best`: the way for a need. With the ITL objective; when that one would not end the prefill by the TTFT deadline, with an
     objective that is a little longer, if it would by that."""
     calm, why = best(need)
-    if calm.finish_s <= need.left_s or why is ModeReason.BEST_EFFORT:
+    if calm.finish_s <= need.left_s or need.left_s <= 0 or why is ModeReason.BEST_EFFORT:
         return Choice(calm, why, need.itl_s)
     loose = need._replace(itl_s=LITTLE * need.itl_s)
     hurried, _ = best(loose)

@@ -155,6 +155,17 @@ def test_a_hurry(left_s: float, hurried_s: float, hurry: bool) -> None:
     assert choice == ((hurried, ModeReason.HURRY, LITTLE * 0.06) if hurry else (calm, ModeReason.SOONEST, 0.06))
 
 
+def test_a_deadline_that_has_passed_asks_for_no_second_look() -> None:
+    looked: list[Need] = []
+
+    def best(need: Need) -> tuple[Way, ModeReason]:
+        looked.append(need)
+        return way(SPLIT, 0.02, 2.0), ModeReason.LATE
+
+    assert choose_in_time(best, Need(0.06, -1.0, 0.01, 0.5)).why is ModeReason.LATE
+    assert len(looked) == 1
+
+
 def test_where_no_bound_holds_there_is_no_hurry() -> None:
     calm, hurried = way(SPLIT, 0.08, 2.0), way(CHUNKED, 0.09, 1.0)
     need = Need(0.06, 1.5, 0.01, 0.5)
