@@ -102,9 +102,9 @@ class Namespaces:
         """Of each direction. Raises PdmuxError for a delay where the kernel has none (sch_netem)."""
         for side in SIDES:
             rate = f"{rate_mbit_s}mbit"
-            shaper = ("netem", "rate", rate, "delay", f"{delay_ms}ms")
+            shaper = ["netem", "rate", rate, "delay", f"{delay_ms}ms"]
             if not delay_ms:
-                shaper = ("tbf", "rate", rate, "burst", f"{_BURST_BYTES}b", "latency", f"{_QUEUE_MS}ms")
+                shaper = ["tbf", "rate", rate, "burst", f"{_BURST_BYTES}b", "latency", f"{_QUEUE_MS}ms"]
             _run("tc", "-n", self.names[side], "qdisc", "replace", "dev", self.devices[side], "root", *shaper)
 
     def _ip(self, side: Side, *arguments: str) -> None:
