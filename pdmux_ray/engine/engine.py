@@ -106,6 +106,11 @@ class Engine:
         """Runs one step in this thread, for an engine that was not started. False when there was nothing to run."""
         return self._loop.step()
 
+    @property
+    def rest_s(self) -> float | None:
+        """When `step` had nothing to run: seconds until it is due again, unless something comes before; None: not before."""
+        return self._loop.rest_s
+
     def submit(self, new: NewRequest) -> None:
         """Accepts a request, or raises at once and keeps nothing of it.
 

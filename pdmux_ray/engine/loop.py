@@ -64,6 +64,12 @@ class StepLoop:
         return to_begin + sum([len(request.tokens) - request.computed_tokens for request in self._scheduler.prefilling])
 
     @property
+    def rest_s(self) -> float | None:
+        """How long it may sleep at most when a step had nothing to run. Who waits for a transfer makes it look for events and
+        deadlines from time to time; None: it sleeps soundly until there is mail."""
+        return _DEADLINE_PERIOD_S if self._scheduler.requests or self._scheduler.handoffs.alive else None
+
+    @property
     def enqueued(self) -> list[Request]:
         """Who came since the last step."""
         return list(self._inbox.values())
@@ -105,18 +111,15 @@ class StepLoop:
         return request_id in self._inbox or request_id in self._scheduler.requests
 
     def run(self) -> None:
-        """Steps until `stop`, sleeping while idle; then ends every request. A breach ends the loop and leaves `broken` set.
-
-        Who waits for a transfer makes it look for events and deadlines from time to time; without anyone it sleeps soundly.
-        """
+        """Steps until `stop`, sleeping while idle; then ends every request. A breach ends the loop and leaves `broken` set."""
         try:
             while not self._stopping:
                 if not self.step():
-                    waits = self._scheduler.requests or self._scheduler.handoffs.alive
-                    if not waits:
+                    rest_s = self.rest_s
+                    if rest_s is None:
                         self.check_integrity()
                     with self._mail:
-                        self._mail.wait_for(self._has_mail, _DEADLINE_PERIOD_S if waits else None)
+                        self._mail.wait_for(self._has_mail, rest_s)
         except Exception as error:
             logger.critical("the step loop stops: an invariant of the engine is broken", exc_info=True)
             self._broken = f"{type(error).__name__}: {error}"

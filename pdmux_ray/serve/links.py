@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -19,11 +18,10 @@ from pdmux_ray.policy.routing import FitnessLimits, unfit
 from pdmux_ray.policy.views import InstanceView
 from pdmux_ray.serve import wire
 from pdmux_ray.serve.channel import Line
+from pdmux_ray.serve.known import Promises, Standing, view_of
 from pdmux_ray.serve.mailbox import Mailbox
 from pdmux_ray.serve.router import Candidate, Device, Router, bandwidth_of
 from pdmux_ray.types import Load, NewRequest, Role
-
-SHOWN_S = 0.25  # a prompt shows in the figures of who prefills it from so long on: it may come there by way of another instance
 
 SEEKING_PERIOD_S = 0.5  # discovery while an instance is missing
 WATCH_PERIOD_S = 1.0  # an instance that hangs at two looks in a row is hung up on, when it has requests that another could take
@@ -57,7 +55,7 @@ class Link:
         self.figures: wire.Figures = {}  # the engine's counters, about a second old
         self.line = Line(self)
         self._on_role = on_role
-        self._promised: deque[tuple[float, int]] = deque()  # (when, tokens) that it is to prefill
+        self._promises = Promises()
         self._mailboxes: dict[str, tuple[Mailbox, int]] = {}  # request id -> (mailbox, choice index)
 
     def on_step(self, load: wire.PackedLoad, events: Sequence[wire.Event]) -> None:
@@ -84,31 +82,13 @@ class Link:
 
     def promise(self, tokens: int) -> None:
         """It is to prefill so many, by way of whatever instance they come there."""
-        self._promised.append((time.monotonic(), tokens))
+        self._promises.make(tokens, time.monotonic())
 
     def view(self) -> InstanceView:
         """For the routing policy."""
-        load, promised = self.load, self._promised
-        while promised and promised[0][0] + SHOWN_S < self.load_s:
-            promised.popleft()
-        return InstanceView(
-            instance_id=self.instance_id,
-            running=load.running if load else 0,
-            waiting=load.waiting if load else 0,
-            free_pages=load.free_pages if load else 0,
-            step_age_s=load.step_age_s if load else 0.0,
-            silence_s=time.monotonic() - self.load_s,
-            on_their_way=self.on_their_way,
-            line_is_up=load is not None,
-            leaving=self.leaving,
-            ailing=self.ailing,
-            role=self.role or Role.MUX,
-            decode_batch=load.decoding if load else 0,
-            decode_context_tokens=load.decode_context_tokens if load else 0,
-            queued_prefill_tokens=load.queued_prefill_tokens if load else 0,
-            on_their_way_tokens=sum(tokens for _, tokens in promised),
-            peers=self.peers,
-        )
+        standing = Standing(self.instance_id, self.role or Role.MUX, self.peers, self.leaving, self.ailing)
+        silence_s = time.monotonic() - self.load_s
+        return view_of(standing, self.load, silence_s, self.on_their_way, self._promises.open(self.load_s))
 
     def candidate(self) -> Candidate:
         return Candidate(self.view(), self.device, self.load.total_pages if self.load else 0)

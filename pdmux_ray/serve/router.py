@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from pdmux_ray.policy.routing import FitnessLimits, RouteAsk, RouteLimits, choos
 from pdmux_ray.policy.views import CostModel, InstanceCosts, InstanceView
 from pdmux_ray.serve.prefixes import PrefixIndex
 from pdmux_ray.serve.wire import Figures
+from pdmux_ray.types import Mode
 
 SILENCE_S = 5.0  # an instance that sends nothing for so long (heartbeats come every second) is not given requests
 PREFIX_LIFETIME_S = 600.0  # for so long a prompt is thought to be in the cache of the instance that got it
@@ -67,22 +68,30 @@ class RouterSettings:
 class Router:
     """Owner: the gateway's event loop."""
 
-    def __init__(self, settings: RouterSettings) -> None:
-        """Raises ConfigError for a profile that cannot be read."""
+    def __init__(
+        self,
+        settings: RouterSettings,
+        *,
+        model: CostModel | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        rng: random.Random | None = None,
+    ) -> None:
+        """`model`: instead of the one that the configuration names. Raises ConfigError for a profile that cannot be read."""
         engine = settings.engine
         self.instances = settings.instances
         self.limits = FitnessLimits(SILENCE_S, engine.stall_timeout_s)
         self._settings = settings
-        self._model = _model(engine)
+        self._model = model or _model(engine)
         self._index = PrefixIndex(engine.page_size, PREFIX_LIFETIME_S)
-        self._rng = random.Random()
+        self._clock = clock
+        self._rng = rng or random.Random()
 
     def choose(
         self, prompt: Sequence[int], candidates: Mapping[str, Candidate], bandwidth: float | None
     ) -> tuple[RouteChoice, int]:
         """The choice, and how many of the prompt's tokens are to be prefilled by whoever does that. `bandwidth`: as measured,
         bytes a second."""
-        now = time.monotonic()
+        now = self._clock()
         pages = self._index.pages(prompt) if self._settings.engine.prefix_cache and len(candidates) > 1 else []
         cached = self._index.cached(pages, now)
         views = [candidate.view for candidate in candidates.values()]
@@ -120,6 +129,11 @@ class Router:
             name: InstanceCosts(self._model, device.layers, device.units, device.one_pass_tokens)
             for name, device in ((name, candidate.device) for name, candidate in candidates.items())
         }
+
+
+def one_pass_tokens(engine: EngineConfig) -> float | None:
+    """See `policy.views.InstanceCosts`."""
+    return {Mode.PREFILL_FIRST: math.inf, Mode.CHUNKED: float(engine.chunk_tokens)}.get(engine.mode)
 
 
 def bandwidth_of(figures: Iterable[Figures]) -> float | None:
