@@ -125,7 +125,7 @@ class Limits:
     heartbeat_s: float = 0.25  # between two heartbeats of an endpoint to each of its peers
     silence_s: float = 2.0  # without any word: the peer counts as frozen or cut off
     accept_s: float = 1.0  # from the ticket to its answer
-    lease_s: float = 5.0  # of a handoff, since the other end last said that it works on it; of an engine, since it last polled
+    lease_s: float = 5.0  # of a handoff, since the other end last said that it works on it; of an engine, see `KvPort.busy`
     drain_s: float = 1.0  # without a sign that a cancelled handoff's writes come to their end; then by force
     hang_s: float = 10.0  # an endpoint's thread that does not end a step for so long has failed: steps never wait
     max_handoffs: int = 1024  # alive with one peer, in one direction
@@ -196,7 +196,8 @@ class KvPort(Protocol):
 
     Every `fetch` is answered by one Landed or one Lost, every Lost that is not safe by one Safe, every Wanted by one Sent; also
     when the port is closed or fails, but for a Safe that nobody can promise then: those pages are lost until the process ends.
-    An engine polls at least every `Limits.lease_s / 2`: one that does not counts as stuck, and its peers' leases end.
+    An engine polls at least every `Limits.lease_s / 2`, but for what it has said by `busy`: one that does not counts as stuck,
+    and its peers' leases end.
     """
 
     @property
@@ -220,6 +221,10 @@ class KvPort(Protocol):
 
     def used(self, handoff: HandoffId, tokens: int) -> None:
         """D: so many of the landed tokens were not computed again. Counted only, next to those that landed."""
+
+    def busy(self, seconds: float) -> None:
+        """From now on the engine may be silent for so long, as its device works; it counts as stuck `Limits.lease_s` later.
+        Holds for every silence until it is said anew: 0 when the device rests."""
 
     def poll(self) -> Sequence[PortEvent]:
         """What happened since the last call, in order. Raises KvTransferError when the port has failed and nothing is left."""

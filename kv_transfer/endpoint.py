@@ -79,6 +79,7 @@ class Endpoint:
         self._waiting_since = math.inf  # when the first of these came
         self._wake_engine: Callable[[], None] = lambda: None
         self._polled = clock()  # when the engine last did, or told something
+        self._busy_s = 0.0  # how long it may be silent, as it has said
         self._steps = 0  # begun; odd while one is under way
         self._hung = _Hung(0, 0.0)
         self._fetching = threading.Lock()  # the highest serial so far
@@ -118,6 +119,9 @@ class Endpoint:
 
     def used(self, handoff: HandoffId, tokens: int) -> None:
         self._command(partial(self._count_used, tokens))
+
+    def busy(self, seconds: float) -> None:
+        self._polled, self._busy_s = self._clock(), seconds
 
     def poll(self) -> Sequence[PortEvent]:
         now = self._clock()
@@ -186,11 +190,16 @@ class Endpoint:
             self._lose_peer(link.peer, link.epoch, LossReason.PEER_SILENT, now)
         self._receivers.tick(now)
         self._senders.tick(now)
-        alive = now < self._polled + self.limits.lease_s
+        alive = now < self._polled + self._patience_s
         for link in self._links.beats(now):
             fetching = self._receivers.fetching(link) if alive else ()
             self._links.tell(link.peer, link.epoch, Beat(fetching, self._senders.pushing(link, alive)))
         return min(self._links.deadline, self._receivers.deadline, self._senders.deadline)
+
+    @property
+    def _patience_s(self) -> float:
+        """With the engine's silence."""
+        return self.limits.lease_s + self._busy_s
 
     @property
     def idle(self) -> bool:
@@ -297,7 +306,7 @@ class Endpoint:
             case Accepted() | Ended():
                 return self._receivers.answered(link, message, now)
             case Ticket():
-                self._senders.asked(link, message, now, busy=now >= self._waiting_since + self.limits.lease_s)
+                self._senders.asked(link, message, now, deaf=now >= self._waiting_since + self._patience_s)
             case Cancel():
                 self._senders.cancelled(link, message, now)
             case Beat(fetching, pushing):

@@ -70,8 +70,8 @@ class Senders:
         ours = (record.session for record in self._of(link.peer, link.epoch))
         return tuple(s.handoff.serial for s in ours if alive or s.state is SenderState.DRAINING)
 
-    def asked(self, link: Link, ticket: Ticket, now: float, busy: bool = False) -> None:
-        """A ticket has come: takes it on, or says why not. `busy`: the engine does not listen."""
+    def asked(self, link: Link, ticket: Ticket, now: float, deaf: bool = False) -> None:
+        """A ticket has come: takes it on, or says why not. `deaf`: the engine does not listen."""
         handoff = ticket.handoff
         if handoff.decode_epoch != link.epoch:
             self._stats.fenced[FenceReason.STALE_EPOCH] += 1
@@ -79,7 +79,7 @@ class Senders:
         if not self._is_new(link, handoff.serial):
             self._stats.fenced[FenceReason.REPLAYED] += 1
             return
-        refusal = self._refusal(link, ticket, busy)
+        refusal = self._refusal(link, ticket, deaf)
         if refusal is not None:
             self._links.tell(link.peer, link.epoch, Ended(handoff.serial, refusal))
             return
@@ -152,7 +152,7 @@ class Senders:
             del self._last[next(iter(self._last))]
         return serial > last
 
-    def _refusal(self, link: Link, ticket: Ticket, busy: bool) -> LossReason | None:
+    def _refusal(self, link: Link, ticket: Ticket, deaf: bool) -> LossReason | None:
         fence: FenceReason
         if ticket.prefill_epoch != self._links.transport.epoch:
             fence, answer = FenceReason.STALE_EPOCH, LossReason.PEER_RESTARTED
@@ -164,7 +164,7 @@ class Senders:
             fence, answer = FenceReason.EXPIRED, LossReason.DEADLINE
         else:
             full = len(self._of(link.peer, link.epoch)) >= self._links.limits.max_handoffs
-            return LossReason.PEER_BUSY if busy or full else None
+            return LossReason.PEER_BUSY if deaf or full else None
         self._stats.fenced[fence] += 1
         return answer
 

@@ -84,7 +84,7 @@ class Engine:
         if not limits.has_lanes:
             units = runner.units if isinstance(runner, LaneRunner) else 1
             scheduler = Scheduler(limits, self._pool, Timeline(units, limits.mode), self._handoffs)
-            return scheduler, StepLoop(runner, scheduler, publish, self._clock)
+            return scheduler, StepLoop(runner, scheduler, publish, self._clock, limits.stall_timeout_s)
         device = with_lanes(runner, limits.mode)
         if costs is None and isinstance(device, FakeRunner):
             costs = device.costs  # it takes what they say
@@ -93,7 +93,7 @@ class Engine:
         planner = planner or make_planner(bounds, costs)
         lanes = LaneScheduler(limits, self._pool, timeline, self._handoffs, device, planner)
         self._admitter = make_admitter(lanes, limits, bounds, costs)
-        return lanes, LaneLoop(device, lanes, publish, self._clock, costs, self._admitter)
+        return lanes, LaneLoop(device, lanes, publish, self._clock, limits.stall_timeout_s, costs, self._admitter)
 
     def start(self) -> None:
         """Starts the step loop's thread. Once."""

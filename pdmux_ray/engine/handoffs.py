@@ -57,6 +57,8 @@ class NoPort(KvPort):
     def poll(self) -> Sequence[PortEvent]:
         return ()
 
+    def busy(self, seconds: float) -> None: ...
+
     def wake_with(self, wake: Callable[[], None]) -> None: ...
 
 
@@ -99,6 +101,10 @@ class Handoffs:
                 self._take(event)
             else:
                 self._heard.append(event)
+
+    def busy(self, seconds: float) -> None:
+        """The device is given work that may take so long."""
+        self._port.busy(seconds)
 
     def unwanted(self) -> set[str]:
         """Exports that have ended by an event that was not acted on yet."""

@@ -19,7 +19,7 @@ from pdmux_ray.engine.loop import Publish, StepLoop, device_failure
 from pdmux_ray.engine.runner import LaneRunner, StepBatch, never
 from pdmux_ray.errors import PdmuxError
 from pdmux_ray.policy.decisions import LaneUse, StepPlan, StepReason
-from pdmux_ray.policy.views import CostModel, LearningCostModel, Piece
+from pdmux_ray.policy.views import CostModel, Estimate, LearningCostModel, Piece
 from pdmux_ray.types import Mode
 
 logger = logging.getLogger(__name__)
@@ -34,10 +34,11 @@ class LaneLoop(StepLoop):
         lanes: LaneScheduler,
         publish: Publish,
         clock: Clock,
+        stall_timeout_s: float,
         costs: CostModel | None,
         admitter: Admitter | None,
     ) -> None:
-        super().__init__(device, lanes, publish, clock)
+        super().__init__(device, lanes, publish, clock, stall_timeout_s)
         self._admitter = admitter
         self._device = device
         self._lanes = lanes
@@ -58,6 +59,12 @@ class LaneLoop(StepLoop):
         if self._admitter is not None:
             self._admitter.look()
 
+    def _given(self, plan: StepPlan) -> list[Estimate]:
+        """With the block in flight, for which the step may wait."""
+        job = self._lanes.in_flight
+        block_s = job.flight.use.block_s if job is not None and job.flight is not None else None
+        return [*plan.estimates, block_s] if block_s is not None else plan.estimates
+
     def _carry_out(self, plan: StepPlan, now: float) -> None:
         lanes = self._lanes
         if lanes.must_land(plan):
@@ -66,6 +73,7 @@ class LaneLoop(StepLoop):
             plan = lanes.plan(now)
             if plan.reason is StepReason.IDLE:
                 return
+            lanes.handoffs.busy(self._longest_s(self._given(plan)))
         batch, use = lanes.apply(plan, now), plan.lanes
         self._drop_jobs()
         if use is None or batch.prefills:

@@ -16,11 +16,13 @@ from pdmux_ray.engine.runner import Runner, StepBatch
 from pdmux_ray.engine.scheduler import Scheduler, failure
 from pdmux_ray.errors import InstanceUnavailableError, PdmuxError
 from pdmux_ray.policy.decisions import StepPlan, StepReason
+from pdmux_ray.policy.views import Estimate
 from pdmux_ray.types import TokenEvent
 
 Publish = Callable[[str, list[TokenEvent]], None]
 
 _DEADLINE_PERIOD_S = 0.25
+_BOUNDS = 4.0  # a device that takes so many times the bound of its step may hang: other instances wait for it no longer
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +34,8 @@ class StepLoop:
     loop's.
     """
 
-    def __init__(self, runner: Runner, scheduler: Scheduler, publish: Publish, clock: Clock) -> None:
+    def __init__(self, runner: Runner, scheduler: Scheduler, publish: Publish, clock: Clock, stall_timeout_s: float) -> None:
+        self._stall_timeout_s = stall_timeout_s
         self._runner = runner
         self._scheduler = scheduler
         self._publish = publish
@@ -130,14 +133,26 @@ class StepLoop:
         """One step; False when there was nothing to run. A runner's error ends its batch; a breach raises IntegrityError."""
         with self._stepping:
             self._busy_since_s = now = self._clock.now()
+            scheduler = self._scheduler
             self._receive(now)
-            plan = self._scheduler.plan(now)
+            plan = scheduler.plan(now)
             if plan.reason is StepReason.IDLE:
                 self._busy_since_s = None
+                scheduler.handoffs.busy(0.0)
                 return False
+            scheduler.handoffs.busy(self._longest_s(self._given(plan)))
             self._carry_out(plan, now)
             self._publish_events()
             return True
+
+    def _given(self, plan: StepPlan) -> list[Estimate]:
+        """Of what the device computes in a step; empty without a latency model."""
+        return plan.estimates
+
+    def _longest_s(self, given: list[Estimate]) -> float:
+        """How long such a step may take before it counts as hung: what is predicted says so, else what is configured."""
+        bound_s = sum([estimate.bound_s for estimate in given])
+        return min(_BOUNDS * bound_s, self._stall_timeout_s) if given else self._stall_timeout_s
 
     def _has_mail(self) -> bool:
         return bool(self._inbox or self._aborts or self._woken or self._stopping)

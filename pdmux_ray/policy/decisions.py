@@ -94,6 +94,13 @@ class StepPlan:
     why: ModeReason | None = None  # without `lanes`: why it is one pass, when there was a choice
     step_s: Estimate | None = None  # without `lanes`: of the step; None without a latency model
 
+    @property
+    def estimates(self) -> list[Estimate]:
+        """Of all that the device is given in this step; empty without a latency model."""
+        use = self.lanes
+        found = (self.step_s,) if use is None else (use.decode_s, use.block_s)
+        return [estimate for estimate in found if estimate is not None]
+
 
 class FetchReason(Enum):
     """Why the KV of a prompt is fetched from a peer, or the prompt prefilled here although there is one."""

@@ -97,6 +97,8 @@ class LinkPort(KvPort):
         generations = self.link.prefill._pool.generations(pages)
         push.generations.update(zip(pages, generations, strict=True))
 
+    def busy(self, seconds: float) -> None: ...
+
     def poll(self) -> Sequence[PortEvent]:
         events, self.events = self.events, []
         return events

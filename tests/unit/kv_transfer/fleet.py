@@ -71,6 +71,8 @@ class Instance:
     chunk_tokens: int = 6
     block_layers: int = 2
     stuck: bool = False  # its engine
+    device_s: float = 0.0  # of a block of its device; the engine says nothing meanwhile
+    said_s: float = 0.0  # what it says that this may take
     dead: bool = False
     frozen: bool = False
     results: dict[HandoffId, list[PortEvent]] = field(default_factory=dict)
@@ -86,6 +88,7 @@ class Instance:
         self.exports: dict[HandoffId, Export] = {}
         self.sent: list[Sent] = []
         self.due = 0.0
+        self.silent_until = 0.0  # its engine waits for its device
         self._serial = 0
 
     # --- pages ---
@@ -132,6 +135,13 @@ class Instance:
             self.exports[wanted.handoff] = Export(wanted, [], stopped=True)
         else:
             self.exports[wanted.handoff] = Export(wanted, self.take(count))
+            self.launch()
+
+    def launch(self) -> None:
+        """Its device has work."""
+        if self.device_s:
+            self.endpoint.busy(self.said_s)
+            self.due = self.silent_until = self.fleet.clock() + self.device_s
 
     def compute(self, export: Export) -> None:
         """One block of layers of one chunk."""
@@ -148,11 +158,13 @@ class Instance:
         export.tokens = chunk.stop if export.layers == 0 else export.tokens
         pages = export.pages[chunk.start // size : math.ceil(chunk.stop / size)]
         self.endpoint.computed(export.wanted.handoff, block, chunk, pages)
+        if self.computing:
+            self.launch()
 
     # --- the engine ---
 
     def work(self) -> None:
-        if self.stuck:
+        if self.stuck or self.fleet.clock() < self.silent_until:
             return
         for event in self.endpoint.poll():
             self.take_in(event)
