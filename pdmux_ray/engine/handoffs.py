@@ -74,6 +74,7 @@ class Handoffs:
         self._serials = count()
         self._due_s: dict[str, float] = {}  # waiting requests that have a peer -> by when to have fetched
         self._fetching: dict[HandoffId, Request] = {}  # in phase TRANSFER
+        self._sharing: dict[str, Request] = {}  # in phase TRANSFER, too: they wait for an equal prompt of those
         self._exposed: dict[HandoffId, tuple[int, ...]] = {}
         self._leased: dict[HandoffId, tuple[int, ...]] = {}
         self._ends: dict[HandoffId, ExportEnd] = {}  # of exports that will not be complete
@@ -141,16 +142,29 @@ class Handoffs:
 
     def begin(self, scheduler: Scheduler, now: float) -> None:
         """Reserves pages for waiting requests that have a peer, as far as there is room, and asks the peer."""
+        self._end_sharing(scheduler, now)
         if not self._due_s:
             return
         choices = plan_fetches(scheduler, self._due_s, scheduler.max_batch, now)
         for choice in choices:
             self._decided(scheduler.requests[choice.request_id], choice.reason, scheduler)
+            if choice.reason is FetchReason.SHARED:
+                self._sharing[choice.request_id] = scheduler.requests[choice.request_id]
+                scheduler.share_transfer(scheduler.requests[choice.request_id], now)
         requests = [scheduler.requests[choice.request_id] for choice in choices if choice.reason is FetchReason.ROOM]
         for request in requests:  # hits are held before anyone takes a page
             scheduler.begin_transfer(request, now)
         for request in requests:
             self._fetch(request, scheduler.pool)
+
+    def _end_sharing(self, scheduler: Scheduler, now: float) -> None:
+        """Whose prompt is fetched for nobody any more waits again, in its place by arrival."""
+        if not self._sharing:
+            return
+        fetched = {request.prefix_key for request in self._fetching.values()}
+        for request in [request for request in self._sharing.values() if request.prefix_key not in fetched]:
+            del self._sharing[request.request_id]
+            scheduler.requeue(request, now)
 
     def started(self, request: Request, scheduler: Scheduler) -> None:
         """A plan starts it here."""
@@ -159,6 +173,8 @@ class Handoffs:
 
     def give_up(self, request: Request) -> None:
         """The KV of a request in TRANSFER is not wanted any more; the port still answers."""
+        if self._sharing.pop(request.request_id, None) is not None:
+            return
         assert request.handoff is not None
         del self._fetching[request.handoff]
         self._port.drop(request.handoff)
@@ -172,7 +188,7 @@ class Handoffs:
     def _decided(self, request: Request, reason: FetchReason, scheduler: Scheduler) -> None:
         del self._due_s[request.request_id]
         scheduler.counters.fetch_choices[reason] += 1
-        if reason is not FetchReason.ROOM:
+        if reason not in (FetchReason.ROOM, FetchReason.SHARED):
             request.peers.clear()
 
     def _fetch(self, request: Request, pool: PagePool) -> None:
@@ -246,6 +262,7 @@ class Handoffs:
     def ended(self, request: Request, finish: FinishReason) -> None:
         """It leaves the engine, whatever it was doing."""
         self._due_s.pop(request.request_id, None)
+        self._sharing.pop(request.request_id, None)
         if request.handoff is None:
             return
         if request.handoff in self._fetching:

@@ -43,6 +43,7 @@ class Request:
         "request_id",
         "resumed",
         "sink",
+        "started",
         "stop_after_tokens",
         "stop_ids",
         "tokens",
@@ -75,6 +76,7 @@ class Request:
         self.resumed = new.generated is not None
         self.computed_tokens = 0
         self.pages: list[int] = []
+        self.started = False  # ever
         self.cached_tokens = 0  # prompt tokens that its first start found in the prefix cache
         self.likely_hit_tokens = 0  # by the prefix cache when it began to wait
         self.limit_tokens = min(context_length, self.prompt_tokens + params.max_tokens)
@@ -119,21 +121,24 @@ class Request:
         self.phase = phase
         self.history.append((now, phase))
 
+    @property
+    def prefix_key(self) -> bytes | None:
+        return self._digests[self._extend_to_last()] if self._digests else None
+
     def prefix_hit(self, pool: PagePool) -> Hit:
         """What the cache has of it, short of its last known token, which is always computed."""
         if not self._digests:
             return Hit((), 0, 0)
-        full_pages = (len(self.tokens) - 1) // self._page_size
-        self._extend_digests(full_pages)
-        return pool.match(self._digests[1 : full_pages + 1])
+        return pool.match(self._digests[1 : self._extend_to_last() + 1])
 
     def start(self, hit: Hit, pool: PagePool) -> None:
         """Becomes a holder of the pages of a hit."""
         pool.share(hit)
         self.pages.extend(hit.pages)
         self.computed_tokens = hit.tokens
-        if len(self.history) == 1:
+        if not self.started:
             self.cached_tokens = min(hit.tokens, self.prompt_tokens)
+        self.started = True
         self._published_pages = len(hit.pages)
         if self._digests:
             self.next_publish_tokens = hit.tokens + self._page_size
@@ -162,6 +167,12 @@ class Request:
         if known >= self.limit_tokens:
             return FinishReason.LENGTH
         return None
+
+    def _extend_to_last(self) -> int:
+        """How many pages are full without the last known token; they have digests then."""
+        full_pages = (len(self.tokens) - 1) // self._page_size
+        self._extend_digests(full_pages)
+        return full_pages
 
     def _extend_digests(self, full_pages: int) -> None:
         digests = self._digests

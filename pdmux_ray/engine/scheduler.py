@@ -129,6 +129,12 @@ class Scheduler:
         self._leave_queue(request, request.prefix_hit(self.pool), Phase.TRANSFER, now)
         self.transferring.put(request)
 
+    def share_transfer(self, request: Request, now: float) -> None:
+        """A waiting request waits in TRANSFER for the KV of an equal prompt; it holds nothing."""
+        self.waiting.remove(request)
+        request.move(Phase.TRANSFER, now)
+        self.transferring.put(request)
+
     def land(self, request: Request, tokens: int, now: float) -> None:
         """So many tokens have come: all known ones but the last are there, as if from the prefix cache, and it can decode."""
         self.transferring.remove(request)
@@ -343,6 +349,8 @@ def _check_request(request: Request, phase: Phase, page_size: int) -> None:
     known, computed, held = request.known_tokens, request.computed_tokens, request.held_pages
     if phase is Phase.QUEUED:
         fits = computed == 0 and held == 0
+    elif phase is Phase.TRANSFER and held == 0:
+        fits = computed == 0
     elif phase in (Phase.PREFILL, Phase.TRANSFER):
         fits = computed < known and held == -(-known // page_size)
     else:

@@ -106,7 +106,8 @@ class FetchReason(Enum):
     """Why the KV of a prompt is fetched from a peer, or the prompt prefilled here although there is one."""
 
     ROOM = "room"  # there are pages and a place for it: fetched
-    CACHED = "cached"  # the prefix cache has all that a peer could send
+    SHARED = "shared"  # the KV of an equal prompt is on its way: waits until that has landed or is lost, and is looked at anew
+    CACHED = "cached"  # the prefix cache has all but a part of a page
     TOO_LATE = "too_late"  # it waited for pages or a place until its fetch was due
     OVERTAKEN = "overtaken"  # a plan started it here first, out of order
 

@@ -35,6 +35,10 @@ class RequestView(Protocol):
         """When its first token is due, on the engine's clock; infinite without a TTFT objective, or once the token is out."""
 
     @property
+    def prefix_key(self) -> bytes | None:
+        """Equal when the known tokens but the last are, as far as they fill pages. None without prefix cache."""
+
+    @property
     def pinned(self) -> bool:
         """Never preempted: another instance reads its pages, so that nobody would get them."""
 
@@ -71,8 +75,8 @@ class EngineView(Protocol):
 
     @property
     def transferring(self) -> Sequence[RequestView]:
-        """Requests in phase TRANSFER. They hold all pages of their known tokens, and places in the batch. Not preempted: nobody
-        may have their pages before the peer has stopped writing into them."""
+        """Requests in phase TRANSFER. They hold places in the batch, and all pages of their known tokens, or none while they
+        wait for another one's fetch. Not preempted: nobody may have their pages before the peer has stopped writing there."""
 
     @property
     def waiting(self) -> Sequence[RequestView]:

@@ -30,6 +30,7 @@ pytestmark = [pytest.mark.cpu, pytest.mark.skipif(usable_cores() < 2, reason="tw
 
 PAGE = 4
 FACTS = ModelFacts(60, VOCAB, frozenset({2}))
+LONG = ModelFacts(8000, VOCAB, frozenset({2}))  # of a runner that holds so much
 NUMBERS = itertools.count()  # a runner keeps penalties by request id
 Answer = tuple[list[int], FinishReason | None]
 Open = Callable[[Mode, int], CpuRunner]
@@ -73,7 +74,11 @@ def open_runner(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
 
 
 def engine(runner: CpuRunner, mode: Mode, log: Log, endpoint: Endpoint | None = None) -> Engine:
-    return Engine(runner, resolve_limits(settings(mode, runner.page_size), FACTS, runner), log, port=endpoint)
+    room = runner.pages * runner.page_size
+    long = room > LONG.context_length
+    more = {"max_prefill_tokens": LONG.context_length, "chunk_tokens": 500} if long else {}
+    limits = resolve_limits(settings(mode, runner.page_size, **more), LONG if long else FACTS, runner)
+    return Engine(runner, limits, log, port=endpoint)
 
 
 def draw_requests(rng: random.Random, count: int) -> list[NewRequest]:
@@ -176,17 +181,44 @@ def test_a_prompt_prefilled_elsewhere_gives_the_same_tokens(
     here, there = (each.counters for each in two.engines)
     assert here.kv_received_tokens == here.kv_used_tokens > 200
     assert here.fetches["landed"] == sum(here.fetches.values()) == here.fetch_choices[FetchReason.ROOM] > 20
-    assert here.prefill_tokens < 100  # of prompts of one token, and what the cache lacked of those it had the rest of
+    # Of prompts shorter than a page, and what the cache lacked of those it had the rest of.
+    assert here.prefill_tokens < sum(pages[0] for _ in requests)
     assert here.prefix_hit_tokens > 0
     assert there.prefix_hit_tokens > 0
     assert there.generated_tokens == 0
     two.close()
 
 
+@pytest.mark.parametrize(
+    "modes", [(Mode.CHUNKED, Mode.SPLIT), (Mode.SPLIT, Mode.CHUNKED)], ids=["chunked-split", "split-chunked"]
+)
+def test_prompts_of_thousands_of_tokens_give_the_same_tokens_with_and_without_a_prefix_that_is_there(
+    tmp_path: Path, modes: tuple[Mode, Mode]
+) -> None:
+    """Row 45."""
+    rng = random.Random(45)
+    first = [rng.randrange(3, VOCAB) for _ in range(6000)]
+    prompts = [first, first[:4000] + [rng.randrange(3, VOCAB) for _ in range(3000)]]
+    params = SamplingParams(max_tokens=6, ignore_eos=True)
+    requests = [NewRequest(f"r{next(NUMBERS)}", tuple(prompt), params) for prompt in prompts]
+    config = settings(Mode.SPLIT, 16, dtype="bfloat16", kv_cache_gib=0.02)
+    decode, prefill = (KeptRunner(save_tiny("llama", tmp_path), config) for _ in range(2))
+    want = alone(decode, requests)
+    decode.kv_memory[:] = prefill.kv_memory[:] = 0xFF
+    two = Two(decode, prefill, modes)
+    assert {**two.run(requests[:1], rng), **two.run(requests[1:], rng)} == want
+    counters = two.engines[0].counters
+    assert counters.kv_received_tokens == counters.kv_used_tokens == 5999 + 2999
+    assert counters.prefill_tokens == 0
+    two.close()
+    for runner in (decode, prefill):
+        CpuRunner.close(runner)
+
+
 @pytest.mark.parametrize("fault", ["fail", "tear"])
 def test_transfers_that_fail_are_made_up_for_here_with_the_same_tokens(open_runner: Open, fault: str) -> None:
     rng = random.Random(fault)
-    requests = draw_requests(rng, 30)
+    requests = draw_requests(rng, 50)
     decode, prefill = open_runner(0, PAGE), open_runner(1, PAGE)
     want = alone(decode, requests)
     two = Two(decode, prefill, (Mode.SPLIT, Mode.SPLIT), Weather(**{fault: True}))

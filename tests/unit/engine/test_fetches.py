@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -13,11 +14,11 @@ from pdmux_ray.engine.engine import Engine
 from pdmux_ray.engine.limits import EngineLimits
 from pdmux_ray.errors import RequestError
 from pdmux_ray.policy.decisions import FetchReason
-from pdmux_ray.types import FinishReason, Mode
+from pdmux_ray.types import FinishReason, Mode, NewRequest
 
-from .handoff_world import Pair, remote
+from .handoff_world import Link, Pair, remote
 from .test_schedules import drain
-from .world import PAGE, VOCAB, Worlds, expected, limits, request
+from .world import PAGE, VOCAB, Log, Worlds, expected, limits, request
 
 SPLIT = limits(mode=Mode.SPLIT, multiplex=MultiplexConfig(policy="fixed", block_layers=3))
 BOUNDS = pytest.mark.parametrize(
@@ -74,6 +75,90 @@ def test_what_has_landed_is_in_the_prefix_cache_and_is_not_fetched_again(pair: P
     assert link.decode.counters.fetch_choices[FetchReason.CACHED] == 1
 
 
+def choices(link: Link, count: int = 3, peers: tuple[str, ...] = ("p",)) -> list[NewRequest]:
+    """Submits so many requests with one prompt, whose tokens are drawn differently; a step has been taken."""
+    news = [remote(f"r{seed}", range(22), seed=seed, peers=peers) for seed in range(count)]
+    for new in news:
+        link.decode.submit(new)
+    link.decode.step()
+    return news
+
+
+def assert_right(link: Link, log: Log, news: Sequence[NewRequest]) -> None:
+    for new in news:
+        assert log.tokens(new.request_id) == expected(new, link.decode.limits)[0]
+
+
+@BOUNDS
+def test_choices_of_one_prompt_are_fetched_once(pair: Pair, bounds: EngineLimits) -> None:
+    link, log = pair(bounds)
+    news = choices(link)
+    assert (len(link.pushes), link.decode.load().running) == (1, 3)
+    assert link.decode.load().free_pages == 64 - 6, "who waits for another one's fetch holds nothing"
+    link.carry()
+    drain(link.decode)
+    assert_right(link, log, news)
+    counters = link.decode.counters
+    assert (counters.prefill_tokens, counters.kv_received_tokens, counters.kv_used_tokens) == (2 * 2, 21, 21)
+    assert [log.events[new.request_id][0].cached_tokens for new in news] == [0, 20, 20]
+    assert [counters.fetch_choices[why] for why in (FetchReason.ROOM, FetchReason.SHARED, FetchReason.CACHED)] == [1, 2, 2]
+    drain(link.prefill)
+    assert_nothing_is_lent(link.decode)
+
+
+def test_when_a_fetch_for_several_is_lost_the_next_of_them_asks_anew(pair: Pair) -> None:
+    link, log = pair()
+    news = choices(link, peers=("dead", "alive"))
+    link.lose(*link.pushes, LossReason.PEER_DEAD, safe=True)
+    link.decode.step()
+    assert [push.fetch.peer for push in link.pushes.values()] == ["dead", "alive"]
+    link.carry()
+    drain(link.decode)
+    assert_right(link, log, news)
+    assert link.decode.counters.kv_received_tokens == 21
+
+
+def test_when_whoever_fetches_for_several_is_aborted_the_next_of_them_fetches(pair: Pair) -> None:
+    link, log = pair()
+    news = choices(link)
+    link.decode.abort(["r0"])
+    link.decode.step()
+    link.decode.step()
+    assert [push.dropped for push in link.pushes.values()] == [True, False]
+    assert (link.decode.load().quarantined_pages, link.decode.load().running) == (6, 2)
+    link.lose(link.alive[0], LossReason.DROPPED, safe=True)
+    link.carry()
+    drain(link.decode)
+    assert_right(link, log, news[1:])
+
+
+def test_who_waits_for_another_ones_fetch_may_be_aborted_or_overdue(pair: Pair) -> None:
+    link, log = pair(clock=(clock := VirtualClock()))
+    news = choices(link)
+    late = remote("late", range(22), due_s=2.0)
+    link.decode.submit(late)
+    link.decode.step()
+    link.decode.abort(["r1"])
+    link.decode.step()
+    assert (log.finish("r1"), link.decode.load().running) == (FinishReason.ABORT, 3)
+    clock.sleep(2.0)
+    drain(link.decode)
+    assert_right(link, log, [late])
+    assert (len(link.pushes), link.decode.counters.prefill_tokens) == (1, 22), "it is prefilled here"
+    link.carry()
+    drain(link.decode)
+    assert_right(link, log, [news[0], news[2]])
+
+
+def test_without_a_prefix_cache_every_choice_is_fetched(pair: Pair) -> None:
+    link, log = pair(limits(prefix_cache=False))
+    news = choices(link)
+    assert len(link.pushes) == 3
+    link.carry()
+    drain(link.decode)
+    assert_right(link, log, news)
+
+
 def test_a_cached_prompt_that_is_preempted_is_not_fetched_later(pair: Pair) -> None:
     link, log = pair(pages=11)
     news = [request("old", [3] * 8, max_tokens=30), remote("new", range(2 * PAGE + 1), max_tokens=30)]
@@ -93,7 +178,7 @@ def test_who_is_given_pages_first_does_not_evict_what_another_one_hits(pair: Pai
         link.decode.submit(request(name, prompt, max_tokens=1))
         drain(link.decode)
     link.decode.submit(remote("no hit", [3] * 22))
-    link.decode.submit(remote("hit", [1] * 8 + [4] * 4))
+    link.decode.submit(remote("hit", [1] * 8 + [4] * 5))
     link.decode.step()
     assert [push.fetch.start for push in link.pushes.values()] == [0, 8]
 

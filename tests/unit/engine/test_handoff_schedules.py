@@ -60,6 +60,14 @@ class TwoInstances(RuleBasedStateMachine):
         self.sent[name] = new
         self.link.decode.submit(new)
 
+    @rule(number=PICK, count=st.integers(1, 3), due=PICK)
+    def submit_choices_of_a_prompt_that_came_before(self, number: int, count: int, due: int) -> None:
+        prompts = [new.prompt for new in self.sent.values()]
+        for seed in range(count if prompts else 0):
+            name, due_s = f"r{len(self.sent)}", self.clock.now() + due / 50
+            self.sent[name] = remote(name, prompts[number % len(prompts)], due_s, max_tokens=4, seed=seed)
+            self.link.decode.submit(self.sent[name])
+
     @rule(stem=st.integers(1, 2), length=st.integers(1, 30))
     def submit_to_the_other(self, stem: int, length: int) -> None:
         name = f"r{len(self.sent)}"

@@ -78,8 +78,8 @@ def test_an_engine_with_nothing_but_transfers_sleeps_and_wakes_for_their_events(
         runner=lambda c: StrictRunner(64, PAGE, 0.0, 0.0, c, vocab_size=VOCAB), clock=clock, port=link.at_decode
     )
     link.decode.start()
-    for name in ("first", "second"):
-        link.decode.submit(remote(name, range(22), due_s=clock.now() + 60))
+    for token, name in enumerate(("first", "second")):
+        link.decode.submit(remote(name, [token] * 22, due_s=clock.now() + 60))
         wait_until(lambda: bool(link.alive))
         wait_until(lambda: not link.decode.load().step_age_s)
         reads = clock.reads

@@ -35,6 +35,7 @@ class Asked:
     ttft_deadline_s: float = math.inf
     left: int = 1  # tokens to generate
     pinned: bool = False
+    prefix_key: bytes | None = None
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ class Seen:
     arrival: int = 0
     ttft_deadline_s: float = math.inf
     pinned: bool = False
+    prefix_key: bytes | None = None
 
 
 @dataclass(frozen=True)
