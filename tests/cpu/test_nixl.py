@@ -133,6 +133,38 @@ def test_planned_bytes_arrive_exactly_and_then_the_note(
     assert child.ask("checksum", "p", remote.tolist()) == end.checksum("d", mine) != 0
 
 
+@pytest.mark.parametrize("tls", [TCP, SHARED_MEMORY])
+@pytest.mark.parametrize(("first", "heads", "page_size"), [(2, 2, 16), (1, 1, 16), (3, 4, 16), (2, 2, 8)])
+def test_many_writes_at_once_between_unequal_parts_of_the_heads_bring_those_that_both_have(
+    children: Children, ends: Ends, tmp_path: Path, tls: str, first: int, heads: int, page_size: int
+) -> None:
+    """Row 43: a page a write, each into another page."""
+    mine, theirs = KVLayout(3, 128, 4, 16, 8, 2), KVLayout(3, 128 * 16 // page_size, heads, page_size, 8, 2, first)
+    child, end = children("d", theirs, tls=tls), ends("p", mine, tls)
+    source = pool_in(tmp_path / "p.pool", mine)
+    source[:] = np.random.default_rng(0).integers(1, 256, mine.total_bytes)
+    epoch = joined(end, "d", child.address)
+    cut, layers, tokens, split = grid(mine, theirs), range(3), range(16), 16 // page_size
+    targets = np.random.default_rng(1).permutation(128)
+    for page, target in enumerate(targets):
+        into = [int(target) * split + part for part in range(split)]
+        write = Write(indices(mine, cut, [page], layers, tokens), indices(theirs, cut, into, layers, tokens), b"%d" % page)
+        end.post("d", epoch, write)
+
+    events = until(end, lambda events: named(events).count("WriteDone") == 128)
+    assert all(event.ok for event in events if isinstance(event, WriteDone))
+    child.ask("wait_for", "Notified", 128)
+    pool = source.view(np.uint16).reshape(mine.shape)
+    landed = child.memory.view(np.uint16).reshape(theirs.shape)
+    both = range(max(first, 0), min(first + heads, 4))
+    expected = np.zeros(theirs.shape, np.uint16)
+    for page, target in enumerate(targets):
+        for slot in range(16):
+            at = int(target) * split + slot // page_size, slice(both.start - first, both.stop - first), slot % page_size
+            expected[:, :, *at] = pool[:, :, page, both.start : both.stop, slot]
+    assert (landed == expected).all()
+
+
 def test_frames_and_notes_come_with_the_start_of_the_peer_that_sent_them(children: Children, ends: Ends) -> None:
     child, end = children("p", SMALL, tls=TCP), ends("d", SMALL)
     epoch = joined(end, "p", child.address)
