@@ -50,10 +50,10 @@ def with_lanes(runner: Runner | None, mode: Mode) -> LaneRunner:
     one_pass = " or ".join(mode.value for mode in ONE_PASS_MODES)
     if not isinstance(runner, LaneRunner):
         raise ConfigError(f"engine.mode: {mode.value} needs a device with lanes, which this one has not. Use {one_pass}.")
-    if not runner.splits and mode is not Mode.TIME_SHARED:
+    if not runner.splits and mode in (Mode.SPLIT, Mode.CAPPED):
         raise ConfigError(
             f"engine.mode: {mode.value} needs two units (cores) at least, and this device has {runner.units}: raise "
-            f"engine.threads, give the process more cores, or use time_shared, {one_pass}."
+            f"engine.threads, give the process more cores, or use auto, time_shared, {one_pass}."
         )
     return runner
 

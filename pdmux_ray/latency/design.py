@@ -92,7 +92,8 @@ def _decodes(limits: Limits, split: Split, rng: random.Random) -> list[Point]:
         most = min(_context_tokens(limits) // batch, limits.context_length - 1)
         means = sorted({min(32, most), max(1, round(math.sqrt(32 * most))), most})
         grid += [Point("decode", "fit", split, (mean,) * batch, (), 16) for mean in means]
-    drawn = [Point("decode", role, split, contexts, (), 16) for role in _RANDOM for contexts in _batches(limits, rng, 10)]
+    count = 10 * _share(limits)
+    drawn = [Point("decode", role, split, contexts, (), 16) for role in _RANDOM for contexts in _batches(limits, rng, count)]
     return [*grid, *drawn]
 
 
@@ -105,10 +106,11 @@ def _prefills(limits: Limits, split: Split, rng: random.Random) -> list[Point]:
         for prior in sorted({min(prior, room - new) for prior in (0, 1024, 4096)})
         for pieces in [(Piece(new, prior),), *([_split_piece(new, prior, 4)] if prior == 0 and new >= 32 else [])]
     ]
+    count = 12 * _share(limits)
     drawn = [
         Point("prefill", role, split, (), pieces, 12, block_s)
         for role in _RANDOM
-        for pieces, block_s in zip(_prompts(limits, rng, 12, most), _spread(rng, 12, 0.01, 0.15), strict=True)
+        for pieces, block_s in zip(_prompts(limits, rng, count, most), _spread(rng, count, 0.01, 0.15), strict=True)
     ]
     return [*grid, *drawn]
 
@@ -142,6 +144,11 @@ def _mixed(limits: Limits, rng: random.Random) -> list[Point]:
 
 _RANDOM: tuple[Role, Role] = ("calibrate", "test")  # what random work is for, half and half
 _TOGETHER: tuple[tuple[Role, int], ...] = (("fit", 8), ("calibrate", 12), ("test", 12))  # points of a split
+
+
+def _share(limits: Limits) -> int:
+    """How often as much random work a part gets: where a lane has no other part, few kinds of work would judge all of it."""
+    return 1 if limits.splits else 3
 
 
 def _context_tokens(limits: Limits) -> int:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from pdmux_ray.clock import Clock
 from pdmux_ray.engine.runner import LaneRunner
-from pdmux_ray.errors import ConfigError
 from pdmux_ray.latency.design import Limits, Point, design
 from pdmux_ray.latency.fit import Device, estimate, fit, qualities
 from pdmux_ray.latency.identity import Identity
@@ -36,15 +35,14 @@ class Machine:
 def run(runner: LaneRunner, limits: Limits, identity: Identity, partial: Path, machine: Machine) -> tuple[Profile, Partial]:
     """The profile, good or not: `Profile.write` judges. Interrupted, it goes on from `partial` when it is called again.
 
-    Raises ConfigError for a device that cannot be split, or when `partial` is of something else.
+    Of a device with a single unit, which has no splits: each lane alone, and steps in one pass. Raises ConfigError when
+    `partial` is of something else.
     """
-    if not limits.splits:
-        raise ConfigError(f"the device has {limits.units} unit: there is nothing to share, so nothing to profile")
     kept = Partial(partial, identity, limits)
     levels = sorted({limits.units, *(s.decode_units for s in limits.splits), *(s.prefill_units for s in limits.splits)})
     bytes_per_s, flop_per_s = machine.probe(levels)
     bench = Bench(runner, machine.clock)
-    switch_s = bench.switch_s(limits.splits[-1])
+    switch_s = bench.switch_s(limits.splits[-1]) if limits.splits else 0.0
     measure_all(bench, design(limits), kept, machine)
     machine.tell(1.0, 1.0, "fitting")
     records = [record for point in sorted(kept.done) for record in kept.done[point].records]

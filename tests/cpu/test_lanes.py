@@ -251,9 +251,10 @@ def test_a_mode_of_one_pass_starts_no_workers_until_a_lane_is_used(model_dir: Pa
 def test_one_core_has_no_splits_and_shares_its_time(model_dir: Path) -> None:
     runner, sequence = make_runner(model_dir, mode=Mode.TIME_SHARED, threads=1), Sequence(prompt(1, 5), [1, 2])
     assert (runner.units, runner.splits) == (1, ())
-    for mode in (Mode.SPLIT, Mode.CAPPED, Mode.AUTO):
-        with pytest.raises(ConfigError, match=f"mode: {mode.value} needs two units.*or use time_shared"):
+    for mode in (Mode.SPLIT, Mode.CAPPED):
+        with pytest.raises(ConfigError, match=f"mode: {mode.value} needs two units.*or use auto, time_shared"):
             with_lanes(runner, mode)
+    assert with_lanes(runner, Mode.AUTO) is runner
     expected = alone(runner, sequence, 1)
     prefill(runner, sequence, 1, split=Split(1, 1))
     assert sequence.tokens[5:] == expected

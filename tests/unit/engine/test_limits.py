@@ -47,7 +47,7 @@ def config(**values: object) -> EngineConfig:
 @pytest.mark.parametrize(
     ("values", "units", "says"),
     [
-        ({"mode": "auto", "multiplex": {"itl_s": 0.1}}, 1, "two units.*has 1: raise engine.threads.*time_shared"),
+        ({"mode": "split", "multiplex": {"itl_s": 0.1}}, 1, "two units.*has 1: raise engine.threads.*use auto, time_shared"),
         ({"mode": "split"}, 2, "itl_s is missing.*Set it.*or use policy fixed"),
         (
             {"mode": "split", "multiplex": {"itl_s": 0.1, "block_layers": 2}},

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from pdmux_ray.clock import VirtualClock
-from pdmux_ray.errors import ConfigError
 from pdmux_ray.latency.design import design
 from pdmux_ray.latency.identity import ProfileMismatchError
 from pdmux_ray.latency.measure import Bench
 from pdmux_ray.latency.others import busy_s
 from pdmux_ray.latency.partial import Partial
-from pdmux_ray.latency.profile import Profile
+from pdmux_ray.latency.plots import decode_chart
+from pdmux_ray.latency.profile import Profile, require_quality
 from pdmux_ray.latency.run import TRIES, measure_all, run
 from pdmux_ray.policy.views import Piece
 
@@ -90,11 +90,20 @@ def test_what_another_model_left_is_not_gone_on_with(tmp_path: Path) -> None:
         run(LawfulRunner(Law(), clock), LIMITS, other, partial, machine(clock))
 
 
-def test_a_device_with_one_unit_has_nothing_to_profile(tmp_path: Path) -> None:
-    clock = VirtualClock()
+def test_a_device_with_one_unit_is_profiled_in_turns_and_in_one_pass(tmp_path: Path) -> None:
+    law, clock = Law(units=1), VirtualClock()
     one = replace(LIMITS, units=1, splits=())
-    with pytest.raises(ConfigError, match="nothing to share"):
-        run(LawfulRunner(Law(), clock), one, IDENTITY, tmp_path / "p", machine(clock))
+    profile, _ = run(LawfulRunner(law, clock), one, IDENTITY, tmp_path / "p", machine(clock))
+    require_quality(profile)
+    costs = profile.costs()
+    assert costs.decode(4, 800, 1, 0).predicted_s == pytest.approx(law.decode_s(4, 800, 1, 0), rel=0.08)
+    whole = [Piece(300, 0)]
+    assert costs.prefill(whole, law.layers, 1, 0).predicted_s == pytest.approx(
+        law.block_s(whole, law.layers, True, 1, 0), rel=0.12
+    )
+    assert costs.mixed(4, 800, whole, 1).predicted_s == pytest.approx(law.mixed_s(4, 800, whole), rel=0.1)
+    assert {(point.units, point.beside) for point in profile.points} == {(1, 0)}
+    assert [key.label for key in decode_chart(profile).legend] == ["1 units"]
 
 
 def test_what_others_disturbed_is_measured_again_and_the_calmer_attempt_counts(tmp_path: Path) -> None:
