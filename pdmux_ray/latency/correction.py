@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pdmux_ray.latency.model import Cell, FittedCosts, size_of
-from pdmux_ray.policy.views import Estimate, Piece
+from pdmux_ray.policy.views import CostModel, Estimate, Piece
 
 WIDEN = 0.12  # of the log of the guard, for a time above the bound
 NARROW = WIDEN / 99
@@ -31,6 +31,9 @@ DRIFT = math.log(1.3)  # a mean so far from the profile is a drift
 DRIFT_AFTER = 50  # times of a cell
 CALM = DRIFT / 2  # and back under this is none any more
 DRIFT_WIDENING = 1.15
+
+KINDS = ("decode", "prefill", "mixed")
+PREDICTION_FACTOR, BOUND_FACTOR = "pdmux_prediction_factor", "pdmux_bound_factor"  # names of figures
 
 log = logging.getLogger(__name__)
 
@@ -57,10 +60,14 @@ class Figures:
     correction: float  # of the cell that is furthest from the profile: measured / predicted
     observed: int  # times
     exceeded: int  # times above their bound
+    # Kind of work -> what corrects its prediction and its bound, where it has every unit and nothing runs beside it.
+    factors: Mapping[str, tuple[float, float]]
 
-    def exported(self) -> dict[str, float]:
+    def exported(self) -> dict[str, float | dict[str, float]]:
         """By the names that `metrics.catalog` explains."""
         return {
+            PREDICTION_FACTOR: {kind: factor for kind, (factor, _) in self.factors.items()},
+            BOUND_FACTOR: {kind: factor for kind, (_, factor) in self.factors.items()},
             "pdmux_drifting_cells": self.drifting,
             "pdmux_correction_factor": self.correction,
             "pdmux_predicted_times_total": self.observed,
@@ -109,7 +116,12 @@ class CorrectedCosts:
         states = [state for state in list(self._cells.values()) if state.seen]
         furthest = max((state.mean for state in states), key=abs, default=0.0)
         drifting = sum(state.drifting for state in states)
-        return Figures(drifting, math.exp(furthest), self._observed, self._exceeded)
+        return Figures(drifting, math.exp(furthest), self._observed, self._exceeded, self._factors())
+
+    def _factors(self) -> dict[str, tuple[float, float]]:
+        units = self._base.parameters.units
+        found = ((kind, self._parts.get((kind, units, 0))) for kind in KINDS)
+        return {kind: (math.exp(state.mean), math.exp(state.mean) * _widening(state)) for kind, state in found if state}
 
     def _corrected(self, kind: str, units: int, beside: int, base: Estimate) -> Estimate:
         predicted_s, bound_s = base
@@ -147,6 +159,33 @@ class CorrectedCosts:
                 cell.part,
                 math.exp(state.mean),
             )
+
+
+@dataclass(frozen=True, slots=True)
+class ToldCosts:
+    """A `CostModel` for somebody else than the instance that learns: the profile with that one's corrections, which are one
+    for all sizes of a kind of work. Of lanes beside each other it says what the profile says, as if they were alone."""
+
+    base: CostModel
+    prediction_factor: Mapping[str, float]
+    bound_factor: Mapping[str, float]
+
+    @property
+    def switch_s(self) -> float:
+        return self.base.switch_s
+
+    def decode(self, batch: int, context_tokens: int, units: int, prefill_units: int) -> Estimate:
+        return self._told("decode", self.base.decode(batch, context_tokens, units, prefill_units))
+
+    def prefill(self, pieces: Sequence[Piece], layers: int, units: int, decode_units: int) -> Estimate:
+        return self._told("prefill", self.base.prefill(pieces, layers, units, decode_units))
+
+    def mixed(self, batch: int, context_tokens: int, pieces: Sequence[Piece], units: int) -> Estimate:
+        return self._told("mixed", self.base.mixed(batch, context_tokens, pieces, units))
+
+    def _told(self, kind: str, base: Estimate) -> Estimate:
+        predicted_s, bound_s = base
+        return Estimate(predicted_s * self.prediction_factor.get(kind, 1.0), bound_s * self.bound_factor.get(kind, 1.0))
 
 
 def _widening(state: _State) -> float:

@@ -47,7 +47,7 @@ class Resumption(Enum):
 
 
 Loads: TypeAlias = Callable[[], Mapping[str, Load]]
-Figures: TypeAlias = Callable[[], Mapping[str, Mapping[str, float | Mapping[str, int]]]]
+Figures: TypeAlias = Callable[[], Mapping[str, Mapping[str, float | Mapping[str, float]]]]
 
 
 class GatewayMetrics:
@@ -217,11 +217,15 @@ _BY = {
     "pdmux_exports_total": "reason",
     "pdmux_kv_unsent_total": "reason",
     "pdmux_kv_fenced_total": "reason",
+    "pdmux_prediction_factor": "kind",
+    "pdmux_bound_factor": "kind",
 }
 _GAUGES = {
     "pdmux_kv_peers": "Instances that this one is linked to, so that KV can go between them.",
     "pdmux_drifting_cells": "Kinds of work whose times have moved away from the profile: at 0 it fits.",
     "pdmux_correction_factor": "Measured over predicted by the profile, of the kind of work furthest from it.",
+    "pdmux_prediction_factor": "Measured over predicted by the profile, of a kind of work alone on the device.",
+    "pdmux_bound_factor": "The same of its 99 % bound: what routes are predicted with.",
 }
 
 
@@ -233,7 +237,7 @@ class _InstanceFigures(Collector):
     def collect(self) -> Iterable[Metric]:
         return self._collect(self._figures())
 
-    def _collect(self, figures: Mapping[str, Mapping[str, float | Mapping[str, int]]]) -> Iterator[Metric]:
+    def _collect(self, figures: Mapping[str, Mapping[str, float | Mapping[str, float]]]) -> Iterator[Metric]:
         for kind, metrics in ((CounterMetricFamily, _COUNTERS), (GaugeMetricFamily, _GAUGES)):
             for name, meaning in metrics.items():
                 label = _BY.get(name)

@@ -91,7 +91,7 @@ class Link:
         return view_of(standing, self.load, silence_s, self.on_their_way, self._promises.open(self.load_s))
 
     def candidate(self) -> Candidate:
-        return Candidate(self.view(), self.device, self.load.total_pages if self.load else 0)
+        return Candidate(self.view(), self.device, self.load.total_pages if self.load else 0, self.figures)
 
     def trouble(self, limits: FitnessLimits) -> str | None:
         """Why it is given no requests, in words that a client may read; None when it is."""

@@ -9,13 +9,13 @@ import math
 import random
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from pdmux_ray.config import AppConfig, EngineConfig, RoutingConfig
 from pdmux_ray.engine.fake_runner import linear_costs
-from pdmux_ray.latency.loading import read_costs
+from pdmux_ray.latency.loading import as_told, read_costs
 from pdmux_ray.policy.decisions import RouteChoice
 from pdmux_ray.policy.routing import FitnessLimits, RouteAsk, RouteLimits, choose_route
 from pdmux_ray.policy.views import CostModel, InstanceCosts, InstanceView
@@ -39,7 +39,7 @@ class Device:
 
     @classmethod
     def of(cls, description: Mapping[str, Any]) -> Device:
-        return cls(**{field.name: description[field.name] for field in fields(cls)})
+        return cls(**{each.name: description[each.name] for each in fields(cls)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +49,7 @@ class Candidate:
     view: InstanceView
     device: Device
     pages: int  # of its pool
+    figures: Figures = field(default_factory=dict)  # the newest that it has told
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +127,8 @@ class Router:
         if self._model is None:
             return {}
         return {
-            name: InstanceCosts(self._model, device.layers, device.units, device.one_pass_tokens)
-            for name, device in ((name, candidate.device) for name, candidate in candidates.items())
+            name: InstanceCosts(as_told(self._model, each.figures), device.layers, device.units, device.one_pass_tokens)
+            for name, each, device in ((name, each, each.device) for name, each in candidates.items())
         }
 
 

@@ -47,7 +47,7 @@ PackedLoad: TypeAlias = Sequence[Any]
 Submission: TypeAlias = Mapping[str, Any]
 Standing: TypeAlias = Sequence[Any]
 Refusal: TypeAlias = Sequence[Any]
-Figures: TypeAlias = Mapping[str, float | Mapping[str, int]]
+Figures: TypeAlias = Mapping[str, float | Mapping[str, float]]
 TimelinePage: TypeAlias = Mapping[str, Any]
 
 _PARAMS = tuple(field.name for field in fields(SamplingParams))

@@ -6,6 +6,7 @@ import random
 import pytest
 
 from pdmux_ray.latency.correction import DRIFT_AFTER, LEAST_GUARD, CorrectedCosts
+from pdmux_ray.latency.loading import as_told
 from pdmux_ray.latency.profile import Profile
 from pdmux_ray.policy.views import LearningCostModel, Piece
 
@@ -117,3 +118,22 @@ def test_a_drift_is_told_once_shown_and_over_when_it_is_over(
     assert shown.correction == pytest.approx(1.6, rel=0.02)
     assert calm == 0
     assert [record.getMessage()[:36] for record in caplog.records] == ["latency drift: decode on 1 beside 1 t"[:36]]
+
+
+def test_what_is_told_corrects_the_profile_of_who_is_told(corrected: CorrectedCosts, profile: Profile) -> None:
+    base, pieces = profile.costs(), [Piece(200, 0)]
+    for _ in range(200):
+        corrected.observe_decode(4, 800, 2, 0, 1.2 * base.decode(4, 800, 2, 0).predicted_s)
+        corrected.observe_decode(4, 800, 1, 1, 3.0 * base.decode(4, 800, 1, 1).predicted_s)
+        corrected.observe_mixed(4, 800, pieces, 2, 0.9 * base.mixed(4, 800, pieces, 2).predicted_s)
+    told = as_told(base, corrected.figures().exported())
+    assert told.decode(4, 800, 2, 0).predicted_s == pytest.approx(1.2 * base.decode(4, 800, 2, 0).predicted_s, rel=0.01)
+    assert told.decode(4, 800, 2, 0).bound_s < 1.5 * told.decode(4, 800, 2, 0).predicted_s
+    assert told.mixed(4, 800, pieces, 2).predicted_s == pytest.approx(0.9 * base.mixed(4, 800, pieces, 2).predicted_s, rel=0.01)
+    assert told.prefill(pieces, 12, 2, 0) == base.prefill(pieces, 12, 2, 0)
+    assert told.switch_s == base.switch_s
+
+
+def test_who_is_told_nothing_predicts_by_the_profile(profile: Profile) -> None:
+    base = profile.costs()
+    assert as_told(base, {"pdmux_correction_factor": 2.0}) is base

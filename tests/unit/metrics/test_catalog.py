@@ -31,16 +31,18 @@ def test_every_counter_of_an_engine_is_exported_per_instance() -> None:
 def test_drift_and_modes_are_exported_of_the_instances_that_have_them() -> None:
     counters = Counters()
     counters.steps_by_mode[Mode.SPLIT] = 7
-    learned = Figures(drifting=2, correction=1.25, observed=900, exceeded=9)
+    learned = Figures(drifting=2, correction=1.25, observed=900, exceeded=9, factors={"decode": (1.1, 1.3)})
     text = GatewayMetrics("g", dict, lambda: {"one": counters.figures() | learned.exported(), "two": Counters().figures()})
     lines = text.exposition().decode().splitlines()
     assert 'pdmux_mode_steps_total{gateway="g",instance="one",mode="split"} 7.0' in lines
     about = [line for line in lines if not line.startswith("#") and line.split("{")[0] in learned.exported()]
     assert sorted(about) == [
+        'pdmux_bound_factor{gateway="g",instance="one",kind="decode"} 1.3',
         'pdmux_correction_factor{gateway="g",instance="one"} 1.25',
         'pdmux_drifting_cells{gateway="g",instance="one"} 2.0',
         'pdmux_exceeded_bounds_total{gateway="g",instance="one"} 9.0',
         'pdmux_predicted_times_total{gateway="g",instance="one"} 900.0',
+        'pdmux_prediction_factor{gateway="g",instance="one",kind="decode"} 1.1',
     ]
 
 
