@@ -199,6 +199,16 @@ class AppConfig(_Frozen):
         return self.served_model_name or os.path.basename(os.path.abspath(os.path.expanduser(self.model))) or self.model
 
 
+def require_profile(config: AppConfig) -> None:
+    """Of a server that is to route by prediction. Raises ConfigError. (What is only to be profiled has none yet.)"""
+    predicts = config.topology is not None and config.gateway.routing.policy == "predict"
+    if predicts and config.engine.device != "fake" and config.engine.multiplex.profile is None:
+        raise ConfigError(
+            "engine.multiplex.profile is missing: gateway.routing.policy predict chooses by predicted times. Run "
+            "`pdmux profile CONFIG --out FILE` and name the file, or use policy threshold, local or remote."
+        )
+
+
 def parse_app_config(values: Any) -> AppConfig:
     """Validates `args:`. Raises ConfigError that names each wrong key and what is wrong with it."""
     try:

@@ -10,7 +10,7 @@ import time
 from ray import serve
 from ray.serve.schema import LoggingConfig
 
-from pdmux_ray.config import AppConfig
+from pdmux_ray.config import AppConfig, require_profile
 from pdmux_ray.errors import ConfigError
 from pdmux_ray.model.source import resolve
 from pdmux_ray.serve.completions import ModelCard
@@ -28,6 +28,7 @@ _SHUTDOWN_MARGIN_S = 5.0
 
 def build_app(args: AppConfig) -> serve.Application:
     """Prepares the model's files once, before any replica starts. An unknown key in `args` is an error that names it."""
+    require_profile(args)
     directory = resolve(args.model, weights=args.engine.reads_weights)
     card = ModelCard(args.model_name, directory, int(time.time()))
     # An instance drains, then Engine.close waits up to stall_timeout_s for the step under way; only then may Serve kill it.

@@ -29,7 +29,7 @@ from typing import Any
 import yaml
 
 from pdmux_ray import __version__
-from pdmux_ray.config import AppConfig, load_serve_config
+from pdmux_ray.config import AppConfig, load_serve_config, require_profile
 from pdmux_ray.errors import ConfigError, PdmuxError
 from pdmux_ray.model.source import resolve
 from pdmux_ray.serve import descendants, modes
@@ -124,6 +124,7 @@ def make_plan(args: argparse.Namespace, directory: Path) -> Plan:
     http["port"] = args.port if args.port is not None else 8000 if http.get("port") is None else http["port"]
     _require_address(http["host"], http["port"])
     _require_api_keys(config.gateway.api_keys_env)
+    require_profile(config)
     return Plan(config, document, "proxy" if args.proxy else "haproxy", directory)
 
 

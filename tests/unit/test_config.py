@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from pathlib import Path
 
 import pytest
 
-from pdmux_ray.config import AppConfig, load_app_config, load_serve_config, parse_app_config
+from pdmux_ray.config import AppConfig, load_app_config, load_serve_config, parse_app_config, require_profile
 from pdmux_ray.errors import ConfigError, RequestError
 from pdmux_ray.types import Mode, Role, SamplingParams
 
@@ -210,3 +211,19 @@ def test_a_sampling_parameter_out_of_range_names_itself(params: dict[str, object
     with pytest.raises(RequestError) as caught:
         SamplingParams(**params)  # type: ignore[arg-type]
     assert caught.value.param == next(iter(params))
+
+
+@pytest.mark.parametrize(
+    ("args", "refused"),
+    [
+        ({}, True),
+        ({"gateway": {"routing": {"policy": "threshold"}}}, False),
+        ({"engine": {"multiplex": {"profile": "p.json"}}}, False),
+        ({"engine": {"device": "fake"}}, False),
+    ],
+)
+def test_a_server_that_routes_by_prediction_needs_a_profile(args: dict[str, object], refused: bool) -> None:
+    config = parse_app_config({"topology": {"prefill": 1, "mux": 1}, **args})
+    with pytest.raises(ConfigError, match=r"profile is missing.*pdmux profile CONFIG") if refused else contextlib.nullcontext():
+        require_profile(config)
+    require_profile(parse_app_config({**args, "instances": 2}))
