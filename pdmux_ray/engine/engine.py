@@ -209,7 +209,10 @@ class Engine:
         self._runner.close()
 
     def _take_export(self, wanted: Wanted) -> None:
-        """Enqueues a prefill for another instance, in the step loop's thread. Raises as `submit` does."""
+        """Enqueues a prefill for another instance, in the step loop's thread. Raises as `submit` does.
+
+        It is due as if it were served here, whose objectives are the other one's: a short prompt must not wait for a long one.
+        """
         new = NewRequest(export_id(wanted.handoff), wanted.tokens, SamplingParams(max_tokens=1), deadline_s=wanted.deadline)
         self._check(new)
         now = self._clock.now()
@@ -220,7 +223,7 @@ class Engine:
             page_size=self._pool.page_size,
             prefix_cache=self.limits.prefix_cache,
             now=now,
-            ttft_s=wanted.deadline - now,
+            ttft_s=min(self.limits.ttft_objective.of(len(new.prompt)), wanted.deadline - now),
             export=wanted.handoff,
         )
         self._loop.submit(lambda: self._admit(request))

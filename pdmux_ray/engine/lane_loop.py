@@ -51,6 +51,13 @@ class LaneLoop(StepLoop):
         flight = job.flight if job is not None else None
         return max(super().step_age_s, self._clock.now() - flight.launched_s if flight is not None else 0.0)
 
+    @property
+    def queued_prefill_tokens(self) -> int:
+        """Of jobs that have begun, what their layers that are left come to."""
+        kept = [(job, piece) for job in self._lanes.jobs for piece in job.slices if piece.sequence not in job.gone]
+        done = sum([job.layers_done * piece.tokens for job, piece in kept])
+        return max(super().queued_prefill_tokens - done // self._lanes.layers, 0)
+
     def _receive(self, now: float) -> None:
         super()._receive(now)
         if not self._lanes.requests:

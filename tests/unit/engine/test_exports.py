@@ -9,6 +9,7 @@ import pytest
 
 from kv_transfer.api import HandoffId, LossReason, Sent, Unwanted, Wanted
 from pdmux_ray.clock import Clock, VirtualClock
+from pdmux_ray.config import MultiplexConfig
 from pdmux_ray.engine.counters import ExportEnd
 from pdmux_ray.engine.engine import Engine
 from pdmux_ray.engine.handoffs import NoPort, export_id
@@ -16,7 +17,7 @@ from pdmux_ray.engine.limits import EngineLimits
 from pdmux_ray.engine.runner import Runner
 from pdmux_ray.types import Mode, NewRequest
 
-from .lane_world import LAYERS, fixed
+from .lane_world import LAYERS, device, fixed
 from .runners import FailingRunner, InterruptedRunner
 from .test_lane_ends import BlockFails
 from .test_schedules import drain
@@ -36,6 +37,7 @@ class Peer(NoPort):
         self.events: list[Any] = []
         self.reports: list[tuple[range, range]] = []
         self.pages: list[int] = []
+        self.order: list[HandoffId] = []  # of the reports
         self.said_failed: list[HandoffId] = []
 
     def want(self, tokens: Sequence[int], deadline: float = 60.0, handoff: HandoffId = WANTED) -> None:
@@ -44,6 +46,7 @@ class Peer(NoPort):
     def computed(self, handoff: HandoffId, layers: range, tokens: range, pages: Sequence[int]) -> None:
         self.reports.append((layers, tokens))
         self.pages.extend(pages)
+        self.order.append(handoff)
 
     def failed(self, handoff: HandoffId) -> None:
         self.said_failed.append(handoff)
@@ -204,6 +207,20 @@ def test_an_export_is_due_when_its_handoff_is(instances: Any) -> None:
     assert [r.ttft_deadline_s for r in p.engine._scheduler.prefilling] == [5.0]
     drain(p.engine)
     p.peer.sent()
+    drain(p.engine)
+
+
+def test_a_short_prompt_for_a_peer_passes_a_long_one_that_would_make_it_late(instances: Any) -> None:
+    objectives = MultiplexConfig(itl_s=1.0, ttft_s=0.05, ttft_s_per_token=0.02)
+    p, short = instances(limits(mode=Mode.TIME_SHARED, multiplex=objectives), runner=device), HandoffId(77, 1)
+    p.peer.want([1] * 30)
+    p.engine.step()
+    p.peer.want([2] * 3, handoff=short)
+    drain(p.engine)
+    assert (p.peer.order[0], p.peer.order[-1]) == (WANTED, WANTED)
+    assert short in p.peer.order
+    for handoff in (WANTED, short):
+        p.peer.events.append(Sent(handoff, complete=True))
     drain(p.engine)
 
 

@@ -35,7 +35,7 @@ from .lane_world import (
     use,
 )
 from .test_schedules import drain
-from .world import Worlds, expected, limits, request
+from .world import PAGE, VOCAB, StrictRunner, Worlds, expected, limits, request
 
 
 def test_decodes_go_on_while_a_prompt_is_computed_beside_them(worlds: Worlds) -> None:
@@ -337,3 +337,25 @@ def test_a_plan_that_does_not_fit_the_requests_is_a_breach(worlds: Worlds, wrong
     engine.submit(request("a", [1] * 4))
     with pytest.raises(IntegrityError, match=why):
         engine.step()
+
+
+def test_what_is_queued_of_a_prompt_shrinks_with_each_of_its_blocks(worlds: Worlds) -> None:
+    engine, log, _ = started(worlds)
+    found = [engine.load().queued_prefill_tokens]
+    while not log.tokens("long"):
+        engine.step()
+        found.append(engine.load().queued_prefill_tokens)
+    assert list(dict.fromkeys(found)) == [20, 15, 10, 5, 0]
+
+
+def test_on_a_single_unit_auto_takes_turns_or_one_pass(worlds: Worlds) -> None:
+    one = limits(mode=Mode.AUTO, multiplex=MultiplexConfig(itl_s=0.2))
+    asked = [request("reader", max_tokens=40), request("long", [2] * 20, max_tokens=3), request("late", [3] * 9)]
+    engine, log = worlds(one, runner=lambda clock: StrictRunner(64, PAGE, STEP_S, TOKEN_S, clock, vocab_size=VOCAB, units=1))
+    for new in asked:
+        engine.submit(new)
+        for _ in range(3):
+            engine.step()
+    drain(engine)
+    assert_right(log, engine, *asked)
+    assert {mode for mode, steps in engine.counters.steps_by_mode.items() if steps} <= {Mode.TIME_SHARED, Mode.CHUNKED}
