@@ -12,10 +12,11 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from random import Random
 
 from rich.console import Console
 
@@ -49,10 +50,12 @@ SECONDS = 15.0  # of arrivals of each run, at least
 
 @dataclass(frozen=True)
 class Mixed:
-    """A `Workload`: every `EVERY`th request is one of `long`, the others of `short`, each in its own order."""
+    """A `Workload`: of `every` requests one is of `long`, the others of `short`, each in its own order."""
 
     short: Workload
     long: Workload
+    every: int = EVERY
+    scattered: bool = False  # the long one is anywhere among them, not the last one
 
     @property
     def name(self) -> str:
@@ -60,13 +63,18 @@ class Mixed:
 
     @property
     def description(self) -> Sequence[str]:
-        return [f"Every {EVERY}rd request is of {self.long.name}.", *self.short.description, *self.long.description]
+        which = "one at random" if self.scattered else "the last one"
+        rule = f"Of {self.every} requests in a row {which} is of {self.long.name}."
+        return [rule, *self.short.description, *self.long.description]
 
     def asks(self, count: int, seed: int) -> list[Ask]:
         """Raises ConfigError when either has fewer."""
-        longs = iter(self.long.asks(count // EVERY + 1, seed))
+        longs = iter(self.long.asks(count // self.every + 1, seed))
         shorts = iter(self.short.asks(count, seed))
-        return [next(longs if index % EVERY == EVERY - 1 else shorts) for index in range(count)]
+        rng, last = Random(f"places {seed}"), self.every - 1
+        rows = range(0, count, self.every)
+        places = {first + (rng.randrange(self.every) if self.scattered else last) for first in rows}
+        return [next(longs if index in places else shorts) for index in range(count)]
 
 
 def mixed() -> Mixed:
@@ -77,8 +85,8 @@ def mixed() -> Mixed:
     return Mixed(load("sharegpt"), load("loogle"))
 
 
-def table(sessions: Sequence[Session], rate: float) -> list[str]:
-    """In Markdown. Milliseconds, at `rate`; the goodput of all rates."""
+def table(sessions: Sequence[Session], rate: float, what: Mapping[str, str] = WHAT) -> list[str]:
+    """In Markdown. Milliseconds, at `rate`; the goodput of all rates. `what`: words for the sessions' names."""
     lines = [
         f"| at {figures.rate(rate)} requests/s | TTFT p50, ms | p99 | ITL p50, ms | p99 | largest gap, ms | good | "
         "goodput, requests/s |",
@@ -92,7 +100,7 @@ def table(sessions: Sequence[Session], rate: float) -> list[str]:
         summary = session.summary()
         low, high = summary.goodput_ci
         goodput = f"{figures.goodput(summary)} ({figures.significant(low)} to {figures.significant(high)})"
-        words = WHAT.get(session.name, session.name)
+        words = what.get(session.name, session.name)
         lines.append(f"| {words} | {' | '.join(map(figures.ms, times))} | {figures.percent(run.good_fraction)} | {goodput} |")
     return lines
 

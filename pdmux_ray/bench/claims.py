@@ -31,7 +31,7 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """`auto` over another target, on one shape."""
+    """A target over another one, on one shape."""
 
     shape: str
     over: str
@@ -39,7 +39,8 @@ class Claim:
     ratio: float | None
     ci: tuple[float, float] | None = None  # 95 %
     at_least: bool = False
-    requests: tuple[int, int] | None = None  # that decided the goodput of `auto`, and of the other
+    requests: tuple[int, int] | None = None  # that decided the goodput of the target, and of the other
+    target: str = AUTO
 
     @property
     def verdict(self) -> Verdict:
@@ -55,7 +56,7 @@ class Claim:
         found = figures.NONE if self.ratio is None else f"{'at least ' if self.at_least else ''}{self.ratio:.2f}"
         interval = f"{self.ci[0]:.2f} to {self.ci[1]:.2f}" if self.ci else figures.NONE
         counts = "{} and {}".format(*self.requests) if self.requests else figures.NONE
-        return [self.shape, f"{AUTO} ≥ {self.limit:g} × {self.over}", found, interval, counts, self.verdict.value]
+        return [self.shape, f"{self.target} ≥ {self.limit:g} × {self.over}", found, interval, counts, self.verdict.value]
 
 
 def claims(by_shape: Mapping[str, Mapping[str, Session]]) -> list[Claim]:

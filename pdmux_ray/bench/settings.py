@@ -87,12 +87,17 @@ def command(name: str, profile: Path | None = None, slo: Slo | None = None, peer
     if name not in ONE_PASS and profile is not None:
         settings.append(f"multiplex.profile={profile.resolve()}")
     if name in BY_PROFILE and slo is not None:
-        ttft_s = None if slo.ttft_s is None else max(slo.ttft_s, LEAST_TTFT_S)
-        limits = {"itl_s": slo.itl_s, "ttft_s": ttft_s, "ttft_s_per_token": slo.ttft_s_per_token}
-        settings += [f"multiplex.{key}={value:.6f}" for key, value in limits.items() if value is not None]
+        settings += objectives(slo)
     for setting in settings:
         words += ["--set", f"engine.{setting}"]
     return shlex.join(words)
+
+
+def objectives(slo: Slo) -> list[str]:
+    """The keys of `engine.` that set them."""
+    ttft_s = None if slo.ttft_s is None else max(slo.ttft_s, LEAST_TTFT_S)
+    limits = {"itl_s": slo.itl_s, "ttft_s": ttft_s, "ttft_s_per_token": slo.ttft_s_per_token}
+    return [f"multiplex.{key}={value:.6f}" for key, value in limits.items() if value is not None]
 
 
 @contextmanager
@@ -106,13 +111,18 @@ def served(command: str, model: Path) -> Iterator[Target]:
 def profile_for(names: Sequence[str], given: Path | None, model: Path, out: Path, console: Console) -> Path | None:
     """The profile that these targets plan by: the one given, or a new one in `out`; None when they need none. Raises
     PdmuxError."""
-    if given is not None and not given.exists():
-        raise ConfigError(f"--profile {given} does not exist. Leave it out to measure one first.")
-    if given is not None or not have_lanes(names):
+    return profile_of(CONFIG, given, model, out, console) if given is not None or have_lanes(names) else None
+
+
+def profile_of(served: Path, given: Path | None, model: Path, out: Path, console: Console) -> Path:
+    """The profile of an instance of the config file `served`: the one given, or a new one in `out`. Raises PdmuxError."""
+    if given is not None:
+        if not given.exists():
+            raise ConfigError(f"--profile {given} does not exist. Leave it out to measure one first.")
         return given
     path, config = out / "profile.json", out / "profile-config.yaml"
     out.mkdir(parents=True, exist_ok=True)
-    document, _ = load_serve_config(CONFIG, [f"model={model}"])
+    document, _ = load_serve_config(served, [f"model={model}"])
     config.write_text(yaml.safe_dump(document), encoding="utf-8")
     print_line(console, f"no --profile: measuring one first, at most {PROFILE_S / 60:.0f} minutes")
     argv = [sys.executable, "-m", "pdmux_ray.cli", "profile", str(config), "--out", str(path), "--force"]

@@ -31,7 +31,7 @@ from pdmux_ray.bench.load.offer import Offer, Terms
 from pdmux_ray.bench.load.outcome import Outcome
 from pdmux_ray.bench.load.provenance import provenance
 from pdmux_ray.bench.load.session import Session
-from pdmux_ray.bench.settings import START_S, YARDSTICK, command, served, start_s
+from pdmux_ray.bench.settings import START_S, YARDSTICK, served, start_s
 from pdmux_ray.bench.timeline import Fetched
 from pdmux_ray.errors import ConfigError, PdmuxError
 from pdmux_ray.metrics.goodput import Slo
@@ -137,7 +137,7 @@ class Study:
     """`names`: of the servers, in the order of the tables."""
 
     names: Sequence[str]
-    command: Callable[[str, Slo], str]
+    command: Callable[[str, Slo | None], str]  # of a server, for the objectives; the yardstick's sets them, and has none
     model: Path
     extent: Extent
     shapes: Sequence[Shape]
@@ -146,6 +146,7 @@ class Study:
     console: Console
     deadline_s: float  # on time.monotonic: searches try fewer rates, and try them less often, so that it is met
     serve: Callable[[str, Path], AbstractContextManager[Target]] = served
+    yardstick: str = YARDSTICK
     terms: Terms | None = None
     _searches_left: int = 0
     _round: int = 0
@@ -160,7 +161,7 @@ class Study:
         how = f"{len(extent.shares)} rates" if extent.shares else "rates are searched, an unclear one is run again"
         most_s = max(self.deadline_s - time.monotonic(), extent.slowest_s(self.names, len(self.shapes)))
         self._print(
-            f"each on each: {how}; a run: {self._a_run}; {extent.rounds} round(s); SLO {self.slo} of an idle {YARDSTICK}; "
+            f"each on each: {how}; a run: {self._a_run}; {extent.rounds} round(s); SLO {self.slo} of an idle {self.yardstick}; "
             f"at most about {most_s / 60:.0f} minutes"
         )
 
@@ -185,8 +186,8 @@ class Study:
 
     def _measure_yardstick(self) -> None:
         about_s = START_S + len(self.shapes) * CALIBRATION_S
-        self._print(f"starting {YARDSTICK}, idle, to set the SLO and the rates: about {about_s:.0f} s")
-        with self.serve(command(YARDSTICK), self.model) as target:
+        self._print(f"starting {self.yardstick}, idle, to set the SLO and the rates: about {about_s:.0f} s")
+        with self.serve(self.command(self.yardstick, None), self.model) as target:
             asks = [ask for shape in self.shapes for ask in shape.workload.asks(SAMPLE, self.seed)]
             solo = run_loop(targets.measure_solo(target, targets.plan_solo(asks, TOKEN_IDS, MAX_CONTEXT)))
             self.terms = Terms(SloText.parse(self.slo).resolve(solo), ATTAINMENT)

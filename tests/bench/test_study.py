@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from pdmux_ray.bench import ablation, compare_peer
+from pdmux_ray.bench import ablation, compare_peer, steering
 from pdmux_ray.bench.cli import TOKEN_IDS
 from pdmux_ray.bench.load import conductor
 from pdmux_ray.bench.load.client import Target
@@ -96,3 +96,19 @@ def test_a_server_that_does_not_start_is_named_and_the_others_are_measured_at_th
     assert len(rows) == 4  # two servers at two rates
     assert all(row.count("|") == HEAD.count("|") + 1 for row in rows)
     assert HEAD in (tmp_path / "tables.md").read_text()
+
+
+def test_policies_are_held_against_each_other_and_the_way_of_every_request_is_counted(tmp_path: Path) -> None:
+    names = ["predict", "local"]
+    policies = study(tmp_path, names, Extent(1, 0.4, requests=1, drain_s=1.0, shares=(0.2, 0.4)))
+    with measured() as outcome:
+        policies.carry_out(outcome)
+    assert outcome.stopped is None
+    picture = tmp_path / "good.png"
+    routes = {"predict": steering.Routes({"remote": 3.0, "local": 1.0}, landed=3.0)}
+    assert steering.conclude(tmp_path, policies, routes, picture) is False  # both hold every rate: neither carries more
+    tables = (tmp_path / "tables.md").read_text()
+    assert "| predicted | 4 | 75 % | remote 75%, local 25% | – | – |" in tables
+    assert "| 1P1D | predict ≥ 1.01 × never fetched | at least 1.00 |" in tables
+    assert picture.stat().st_size > 0
+    assert (tmp_path / "report.html").stat().st_size > 0
