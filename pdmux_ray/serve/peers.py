@@ -105,6 +105,7 @@ class Who:
     host: str  # where peers reach it
     model: str
     secret: str = field(repr=False)
+    port: int = 0  # likewise; 0: any
 
 
 def open_peers(who: Who, runner: object, facts: ModelFacts, config: TransferConfig) -> Peers:
@@ -132,7 +133,7 @@ def open_peers(who: Who, runner: object, facts: ModelFacts, config: TransferConf
             drain_s=config.drain_s,
         )
         pool = Pool.of(np.frombuffer(runner.kv_memory, dtype=np.uint8))  # type: ignore[call-overload]  # a buffer
-        transport = NixlTransport(identity, layout, pool, host=who.host, limits=limits)
+        transport = NixlTransport(identity, layout, pool, host=who.host, port=who.port, limits=limits)
     except KvTransferError as error:
         raise ConfigError(f"a topology moves KV between instances over NIXL, which cannot work here: {error}") from error
     return Peers(Endpoint(transport, limits, checksum=config.checksum), transport.address)
