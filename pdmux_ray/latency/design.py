@@ -135,9 +135,9 @@ def _mixed(limits: Limits, rng: random.Random) -> list[Point]:
         for mean, prior in ((32, 0), (min(512, _context_tokens(limits) // max(batch, 1)), 2048))
     ]
     drawn = [
-        Point("mixed", role, None, contexts, pieces, 8)
+        Point("mixed", role, None, contexts, pieces, 12)
         for role in _RANDOM
-        for contexts, pieces in zip(_batches(limits, rng, 14), _prompts(limits, rng, 14, most), strict=True)
+        for contexts, pieces in zip(_batches(limits, rng, 24), _prompts(limits, rng, 24, most), strict=True)
     ]
     return [*grid, *drawn]
 

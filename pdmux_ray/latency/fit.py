@@ -29,6 +29,7 @@ from pdmux_ray.latency.nonneg import Floats, falling_nnls, nnls
 from pdmux_ray.latency.records import Kind, Quality, Record, percentile, select
 
 COVERAGE = 0.99  # of a bound
+FEW_COVERAGE = 0.95  # that must do to tell a cell of few times from its part
 FOLDS = 5
 DEMANDS = np.linspace(0.0, 2.0, 201)  # that are tried
 
@@ -62,7 +63,7 @@ def fit(records: Sequence[Record], device: Device) -> Parameters:
         left_out = [record for record in known if places[_work(record)] % FOLDS == fold]
         costs = FittedCosts(_terms([record for record in known if places[_work(record)] % FOLDS != fold], device))
         residuals += [(record, predicted_s(costs, record)) for record in left_out]
-    return replace(_terms(known, device), guards=_guards(residuals))
+    return replace(_terms(known, device), guards=guards_of(residuals))
 
 
 def _work(record: Record) -> tuple[object, ...]:
@@ -201,11 +202,12 @@ def quantile(ratios: Sequence[float], coverage: float = COVERAGE) -> float | Non
     return sorted(ratios)[rank - 1] if rank <= len(ratios) else None
 
 
-def _guards(residuals: Sequence[tuple[Record, float]]) -> dict[str, tuple[float, ...]]:
+def guards_of(residuals: Sequence[tuple[Record, float]]) -> dict[str, tuple[float, ...]]:
     """Quantiles of measured / predicted (given with each record) for each part and size.
 
-    Where a cell has too few, they are the part's, then the kind's. Times of the same work are alike, so that they say less than
-    their number: the log of a part's quantiles is widened by one over the root of how many kinds of work it has.
+    Where a cell has too few, they are the part's, or the cell's own of 95 % if that is more (the highest time of a few is most
+    often a stall, of which the part knows how rare it is), then the kind's. Times of the same work are alike, so that they say
+    less than their number: the log of a part's quantiles is widened by one over the root of how many kinds of work it has.
     """
     kinds: dict[str, list[float]] = defaultdict(list)
     parts: dict[tuple[Kind, int, int], list[list[float]]] = defaultdict(lambda: [[] for _ in range(len(SIZES_S) + 1)])
@@ -220,9 +222,13 @@ def _guards(residuals: Sequence[tuple[Record, float]]) -> dict[str, tuple[float,
     guards = {kind: (max(factor, 1.0),) * (len(SIZES_S) + 1) for kind, factor in pooled.items()}
     for part, sizes in parts.items():
         every = quantile([ratio for ratios in sizes for ratio in ratios]) or pooled[part[0]]
-        factors = [max(quantile(ratios) or max([every, *ratios]), 1.0) for ratios in sizes]
-        guards[part_of(*part)] = tuple(factor ** (1 + len(works[part]) ** -0.5) for factor in factors)
+        wider = 1 + len(works[part]) ** -0.5
+        guards[part_of(*part)] = tuple(max(_of_cell(ratios, every), 1.0) ** wider for ratios in sizes)
     return guards
+
+
+def _of_cell(ratios: Sequence[float], every: float) -> float:
+    return quantile(ratios) or max(every, quantile(ratios, FEW_COVERAGE) or max(ratios, default=0.0))
 
 
 def _of_kind(kind: str, ratios: Sequence[float]) -> float:
