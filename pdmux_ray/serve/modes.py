@@ -13,7 +13,9 @@ of the machine may open (Serve makes it so), unless it lies in a folder that the
 
 from __future__ import annotations
 
+import contextlib
 import math
+import random
 import socket
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -49,6 +51,7 @@ _PORTS = (
     "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT",
     "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT",
 )
+_FREE_PORTS = range(20_000, 30_000)
 
 
 def environment(front: HttpFront, gateway: GatewayConfig) -> dict[str, str]:
@@ -73,12 +76,12 @@ def environment(front: HttpFront, gateway: GatewayConfig) -> dict[str, str]:
 
 
 def free_ports(count: int) -> list[int]:
-    """TCP ports on loopback that nobody listens on now."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for s in sockets:
-            s.bind(("127.0.0.1", 0))
-        return [s.getsockname()[1] for s in sockets]
-    finally:
-        for s in sockets:
-            s.close()
+    """TCP ports on loopback that nobody listens on now, and that no connection is given by the system meanwhile: they are below
+    its ephemeral ones (from 32768), and above those of Ray's workers."""
+    found: list[int] = []
+    for port in random.SystemRandom().sample(_FREE_PORTS, len(_FREE_PORTS)):
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            found.append(port)
+        if len(found) == count:
+            return found
+    raise ConfigError(f"no {count} free ports from {_FREE_PORTS.start} to {_FREE_PORTS.stop - 1}: end what listens there")

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 from pathlib import Path
 
+import pytest
+
+from pdmux_ray.errors import ConfigError
 from pdmux_ray.serve import modes
 
 WRITTEN = """\
@@ -50,3 +54,16 @@ def test_the_configuration_is_mended_before_haproxy_reads_it(tmp_path: Path) -> 
     run = subprocess.run(["sh", script, "-f", config, "-x"], env=environment, capture_output=True, text=True, check=True)
     assert config.read_text() == MENDED
     assert run.stdout.split() == ["-f", str(config), "-x"]
+
+
+def test_free_ports_are_those_that_nobody_has_and_no_connection_is_given() -> None:
+    first = modes.free_ports(3)
+    assert len(set(first)) == 3
+    assert all(20_000 <= port < 30_000 for port in first)
+    with socket.create_server(("127.0.0.1", first[0])):
+        assert first[0] not in modes.free_ports(9_000)
+
+
+def test_more_ports_than_there_are_is_an_error() -> None:
+    with pytest.raises(ConfigError, match="free ports from 20000 to 29999"):
+        modes.free_ports(10_001)
