@@ -37,3 +37,9 @@ class VirtualClock:
     def sleep(self, seconds: float) -> None:
         if seconds > 0:
             self._now_s += seconds
+
+    def move_to(self, now_s: float) -> None:
+        """Exactly, which a sum of sleeps need not be. Raises ValueError for a time that has passed."""
+        if now_s < self._now_s:
+            raise ValueError(f"it is {self._now_s} s: time does not go back to {now_s} s")
+        self._now_s = now_s

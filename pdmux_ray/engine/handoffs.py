@@ -16,7 +16,21 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 from typing import TYPE_CHECKING
 
-from kv_transfer.api import Fetch, HandoffId, KvPort, KvTransferError, Landed, Lost, PortEvent, Safe, Sent, Unwanted, Wanted
+from kv_transfer.api import (
+    Fetch,
+    HandoffId,
+    KvPort,
+    KvTransferError,
+    Landed,
+    Limits,
+    Lost,
+    PortEvent,
+    Safe,
+    Sent,
+    Unwanted,
+    Wanted,
+)
+from pdmux_ray.config import TransferConfig
 from pdmux_ray.engine.counters import LANDED, ExportEnd
 from pdmux_ray.engine.pages import PagePool
 from pdmux_ray.engine.request import Request
@@ -34,6 +48,17 @@ logger = logging.getLogger(__name__)
 def export_id(handoff: HandoffId) -> str:
     """The request id of an export."""
     return f"export {handoff}"
+
+
+def transfer_limits(config: TransferConfig) -> Limits:
+    """Of an instance's endpoint."""
+    return Limits(
+        heartbeat_s=config.heartbeat_s,
+        silence_s=config.silence_s,
+        accept_s=config.accept_s,
+        lease_s=config.lease_s,
+        drain_s=config.drain_s,
+    )
 
 
 class NoPort(KvPort):

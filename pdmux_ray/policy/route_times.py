@@ -21,7 +21,8 @@ from pdmux_ray.types import Role
 if TYPE_CHECKING:
     from pdmux_ray.policy.routing import RouteAsk, RouteLimits
 
-QUEUE_PIECE = 512  # tokens: what is queued is thought to be made of such prompts, whatever their number
+QUEUE_PIECE = 512  # tokens: what is queued and not known is thought to be made of such prompts, whatever their number
+SAFE = 1.2  # a first token is in time when it would be even if it took so many times what is predicted
 LEAST_SHARE = 0.1  # of the device, for a prefill beside decodes that take all that the objective allows
 HANDOFF_S = 0.005  # messages of one transfer, until both ends have begun
 
@@ -33,6 +34,7 @@ class Prediction:
     decode: str
     prefill: str | None
     ttft_s: float
+    used: float  # of what the TTFT objective allows; 0 without one
     prefill_s: float  # of these, from its begin to its end: so long others wait for it
     gap_s: float  # 99 % bound of the decode instance's steps when it and all that are due there decode
     keeps: bool  # both objectives, with pages for its prompt now: without, it would wait for who knows how long
@@ -80,29 +82,45 @@ def _judged(
     limits: RouteLimits,
 ) -> Prediction:
     decode, peer = way
-    allowed_s = limits.ttft_s + limits.ttft_s_per_token * ask.prompt_tokens
-    keeps = prefill.room and ttft_s <= allowed_s and gap_s <= limits.itl_s
-    cost = (ttft_s if allowed_s == math.inf else ttft_s / allowed_s) + gap_s / limits.itl_s
+    used = ttft_s / _allowed_s(ask, limits)
+    keeps = prefill.room and SAFE * used <= 1 and gap_s <= limits.itl_s
+    cost = (used or ttft_s) + gap_s / limits.itl_s
     peer_id = None if peer is None else peer.instance_id
-    return Prediction(decode.instance_id, peer_id, ttft_s, prefill.own_s, gap_s, keeps, cost)
+    return Prediction(decode.instance_id, peer_id, ttft_s, used, prefill.own_s, gap_s, keeps, cost)
+
+
+def _allowed_s(ask: RouteAsk, limits: RouteLimits) -> float:
+    return limits.ttft_s + limits.ttft_s_per_token * ask.prompt_tokens
 
 
 def _prefill(tokens: int, view: InstanceView, ask: RouteAsk, limits: RouteLimits, costs: InstanceCosts) -> _Prefill:
-    """Of the first `tokens` of the prompt, after all that is queued there."""
+    """Of the first `tokens` of the prompt, after all that is queued there and goes before it."""
     piece = _piece(tokens, view, ask)
-    queued = view.queued_prefill_tokens + view.on_their_way_tokens
+    ahead, rest = _queue(view, _allowed_s(ask, limits), costs)
     pages = -(-(tokens + 1) // limits.page_size) - piece.prior_tokens // limits.page_size
     room = pages <= view.free_pages
     if costs.one_pass_tokens is None:
         share = _share(view, limits, costs)
-        queue_s = _alone_s(Piece(QUEUE_PIECE, 0), costs) * queued / QUEUE_PIECE
+        queue_s = _alone_s(Piece(QUEUE_PIECE, 0), costs) * rest / QUEUE_PIECE
+        queue_s += sum([_alone_s(Piece(tokens, 0), costs) for tokens in ahead])
         return _Prefill(queue_s / share, _alone_s(piece, costs) / share, 0.0, room)
     chunk = int(min(QUEUE_PIECE, costs.one_pass_tokens))
-    queue_s = _pass(Piece(chunk, 0), view, costs).predicted_s * queued / chunk
+    queue_s = _pass(Piece(chunk, 0), view, costs).predicted_s * (sum(ahead) + rest) / chunk
     chunk = int(min(piece.new_tokens, costs.one_pass_tokens))
     step = _pass(Piece(chunk, piece.prior_tokens + (piece.new_tokens - chunk) // 2), view, costs)  # one amid its steps
     own_s = step.predicted_s * math.ceil(piece.new_tokens / chunk)
     return _Prefill(queue_s, own_s, step.bound_s if view.decode_batch else 0.0, room)
+
+
+def _queue(view: InstanceView, left_s: float, costs: InstanceCosts) -> tuple[list[int], int]:
+    """What goes before a prompt whose first token is due in `left_s`: known prompts, and tokens of others.
+
+    With lanes that is what is due before it, but for what is late already, which lets others pass; in one pass it is whatever
+    has come before."""
+    by_arrival = costs.one_pass_tokens is not None
+    ahead = [queued.tokens for queued in view.queue if by_arrival or 0 <= queued.left_s <= left_s]
+    known = sum([queued.tokens for queued in view.queue])
+    return ahead, max(view.queued_prefill_tokens + max(view.on_their_way_tokens - known, 0) - known, 0)
 
 
 def _share(view: InstanceView, limits: RouteLimits, costs: InstanceCosts) -> float:

@@ -202,6 +202,13 @@ class LanesView(EngineView, Protocol):
         """Those that have begun and are not done, in order of beginning. Their requests are in `prefilling`, too."""
 
 
+class Queued(NamedTuple):
+    """A prompt that is to be prefilled."""
+
+    left_s: float  # until its first token is due; below 0: it is late; inf: nobody said when
+    tokens: int
+
+
 @dataclass(frozen=True, slots=True)
 class InstanceView:
     """One instance as a gateway sees it: the newest load figures it was told, and what it has sent since."""
@@ -221,6 +228,7 @@ class InstanceView:
     decode_context_tokens: int = 0  # of those, all together
     queued_prefill_tokens: int = 0  # to be prefilled there, of requests that its figures show
     on_their_way_tokens: int = 0  # of prompts to be prefilled there that its figures do not show yet
+    queue: tuple[Queued, ...] = ()  # of the prompts in both of these, those that the gateway has sent
     peers: frozenset[str] | None = None  # instances that it can fetch KV from now; None: from all
 
     def reaches(self, peer: InstanceView) -> bool:

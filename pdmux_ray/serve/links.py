@@ -62,6 +62,7 @@ class Link:
         """Once per step: the hot path. Events of requests that nobody waits for any more are dropped."""
         self.load = wire.unpack_load(load)
         self.load_s = time.monotonic()
+        self._promises.heard(self.load.queued_prefill_tokens, self.load_s)
         mailboxes = self._mailboxes
         for event in events:
             target = mailboxes.pop(event[0], None) if wire.is_last(event) else mailboxes.get(event[0])
@@ -80,15 +81,14 @@ class Link:
         if self.role is not before:
             self._on_role()
 
-    def promise(self, tokens: int) -> None:
-        """It is to prefill so many, by way of whatever instance they come there."""
-        self._promises.make(tokens, time.monotonic())
+    def promise(self, tokens: int, left_s: float, there: bool) -> None:
+        """See `Promises.make`."""
+        self._promises.make(tokens, time.monotonic(), left_s, there)
 
     def view(self) -> InstanceView:
         """For the routing policy."""
         standing = Standing(self.instance_id, self.role or Role.MUX, self.peers, self.leaving, self.ailing)
-        silence_s = time.monotonic() - self.load_s
-        return view_of(standing, self.load, silence_s, self.on_their_way, self._promises.open(self.load_s))
+        return view_of(standing, self.load, self.load_s, time.monotonic(), self.on_their_way, self._promises)
 
     def candidate(self) -> Candidate:
         return Candidate(self.view(), self.device, self.load.total_pages if self.load else 0, self.figures)
@@ -210,7 +210,8 @@ class Links:
         if choice.instance_id is None:
             raise InstanceUnavailableError(f"No instance can take requests now ({self._summary()}). Try again soon.")
         prefills = choice.prefill[0] if choice.prefill else choice.instance_id
-        self.by_id[prefills].promise(tokens + sum(map(len, prompts)) - len(longest))
+        left_s = self._router.left_s(choice, len(longest))
+        self.by_id[prefills].promise(tokens + sum(map(len, prompts)) - len(longest), left_s, bool(choice.prefill))
         return self.by_id[choice.instance_id], choice
 
     def listing(self) -> list[dict[str, Any]]:

@@ -14,12 +14,13 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from kv_transfer.api import KvTransferError, Limits
+from kv_transfer.api import KvTransferError
 from kv_transfer.endpoint import Endpoint
 from kv_transfer.layout import KVLayout
 from kv_transfer.messages import compatibility
 from pdmux_ray import __version__
 from pdmux_ray.config import TransferConfig
+from pdmux_ray.engine.handoffs import transfer_limits
 from pdmux_ray.errors import ConfigError
 from pdmux_ray.serve import wire
 from pdmux_ray.types import ModelFacts
@@ -125,13 +126,7 @@ def open_peers(who: Who, runner: object, facts: ModelFacts, config: TransferConf
         layout = runner.layout
         dtype = str(runner.dtype).removeprefix("torch.")
         identity = Identity(who.name, compatibility(who.model, dtype, layout, __version__), who.secret)
-        limits = Limits(
-            heartbeat_s=config.heartbeat_s,
-            silence_s=config.silence_s,
-            accept_s=config.accept_s,
-            lease_s=config.lease_s,
-            drain_s=config.drain_s,
-        )
+        limits = transfer_limits(config)
         pool = Pool.of(np.frombuffer(runner.kv_memory, dtype=np.uint8))  # type: ignore[call-overload]  # a buffer
         transport = NixlTransport(identity, layout, pool, host=who.host, port=who.port, limits=limits)
     except KvTransferError as error:

@@ -16,7 +16,8 @@ from typing import Any
 from pdmux_ray.config import AppConfig, EngineConfig, RoutingConfig
 from pdmux_ray.engine.fake_runner import linear_costs
 from pdmux_ray.latency.loading import as_told, read_costs
-from pdmux_ray.policy.decisions import RouteChoice
+from pdmux_ray.policy.admission import TtftObjective
+from pdmux_ray.policy.decisions import RouteChoice, RouteReason
 from pdmux_ray.policy.routing import FitnessLimits, RouteAsk, RouteLimits, choose_route
 from pdmux_ray.policy.views import CostModel, InstanceCosts, InstanceView
 from pdmux_ray.serve.prefixes import PrefixIndex
@@ -81,6 +82,10 @@ class Router:
         engine = settings.engine
         self.instances = settings.instances
         self.limits = FitnessLimits(SILENCE_S, engine.stall_timeout_s)
+        objectives = engine.multiplex
+        self._ttft_objective = TtftObjective(
+            math.inf if objectives.ttft_s is None else objectives.ttft_s, objectives.ttft_s_per_token
+        )
         self._settings = settings
         self._model = model or _model(engine)
         self._index = PrefixIndex(engine.page_size, PREFIX_LIFETIME_S)
@@ -105,6 +110,10 @@ class Router:
             self._index.sent(name, pages, candidates[name].pages, now)
         return choice, len(prompt) - cached.get(prefills, 0)
 
+    def left_s(self, choice: RouteChoice, prompt_tokens: int) -> float:
+        """Until the first token of what was chosen for is due; infinite when it is late anyhow: it lets others pass."""
+        return math.inf if choice.reason is RouteReason.LATE else self._ttft_objective.of(prompt_tokens)
+
     def keep_only(self, instance_ids: Collection[str]) -> None:
         """Forgets instances that are gone."""
         self._index.keep_only(instance_ids)
@@ -115,8 +124,8 @@ class Router:
             fitness=self.limits,
             policy=routing.policy if self._settings.disaggregated else "local",
             threshold_tokens=routing.threshold_tokens,
-            ttft_s=math.inf if objectives.ttft_s is None else objectives.ttft_s,
-            ttft_s_per_token=objectives.ttft_s_per_token,
+            ttft_s=self._ttft_objective.ttft_s,
+            ttft_s_per_token=self._ttft_objective.ttft_s_per_token,
             itl_s=math.inf if objectives.itl_s is None else objectives.itl_s,
             page_size=self._settings.engine.page_size,
             kv_bytes_per_token=max((candidate.device.kv_bytes_per_token for candidate in candidates), default=0),

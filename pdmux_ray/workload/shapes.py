@@ -47,6 +47,10 @@ def nothing_shared(draws: Sequence[float], lengths: Iterator[int], fresh: Iterat
     return tokens, unshared(tokens, fresh)
 
 
+def always_new() -> Sharing:
+    return nothing_shared
+
+
 @dataclass(frozen=True)
 class Shape:
     """An `OutlineSource` that draws lengths from distributions."""
@@ -55,7 +59,7 @@ class Shape:
     facts: Sequence[str]
     prompt: Lengths
     output: Lengths
-    new_sharing: Callable[[], Sharing] = lambda: nothing_shared
+    new_sharing: Callable[[], Sharing] = always_new
     total_limit: int | None = None  # an output ends where prompt and output have so many tokens
 
     def outlines(self, count: int, seed: int) -> list[Outline]:

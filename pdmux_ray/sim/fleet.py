@@ -1,0 +1,87 @@
+"""A fleet on a virtual clock: what becomes of requests that come to instances of a configuration, on a device of a cost model.
+
+    run = simulate(config, device_model(H200, LLAMA_8B), plan(asks, due_s), seed=1)
+    summarize_run("2p2d", rate, run.lifelines, slo)
+
+The engine (scheduler, pages, policies), the router and the transfers are those that servers run. Simulated are arrivals, the
+clock, the device, the wire and the gateway's lines. Equal arguments give equal lifelines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from random import Random
+
+from pdmux_ray.config import AppConfig
+from pdmux_ray.engine.engine import Engine
+from pdmux_ray.errors import IntegrityError
+from pdmux_ray.metrics.lifeline import Lifeline
+from pdmux_ray.policy.decisions import RouteChoice
+from pdmux_ray.serve.router import Device, Router, RouterSettings, one_pass_tokens
+from pdmux_ray.sim.device import DeviceModel
+from pdmux_ray.sim.events import World
+from pdmux_ray.sim.gateway import SimGateway
+from pdmux_ray.sim.instance import SimInstance, Surroundings
+from pdmux_ray.sim.transfers import Transfers
+from pdmux_ray.types import ModelFacts, Role
+from pdmux_ray.workload.requests import PlannedRequest
+
+LINE_S = 0.5e-3  # of a message between gateway and instance
+SPREAD = 0.03  # of step times about their prediction
+BEGIN_S = 1.0  # until then the instances link; what comes to them is counted from here
+DRAIN_S = 60.0  # after the last request's end, for transfers that nobody waits for
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What came of it. Aligned, in order of arrival; times from the first arrival that could be."""
+
+    lifelines: Sequence[Lifeline]
+    choices: Sequence[RouteChoice]
+    engines: dict[str, Engine]  # by instance, for their counters and timelines
+
+
+def simulate(
+    config: AppConfig,
+    device: DeviceModel,
+    planned: Sequence[PlannedRequest],
+    *,
+    seed: int = 0,
+    spread: float = SPREAD,
+    line_s: float = LINE_S,
+    context_length: int = 131_072,
+) -> Run:
+    """Until every request has ended and every page is back. Raises IntegrityError when one is not, ConfigError for settings
+    that no engine takes. The pool is the device's, whatever the configuration says; prompts are token ids."""
+    world = World()
+    transfers = Transfers(world, device.link_bytes_per_s)
+    settings = RouterSettings.of(config)
+    router = Router(settings, model=device.costs, clock=world.now, rng=Random(f"router {seed}"))
+    gateway = SimGateway(world, router, line_s, config.gateway.request_timeout_s)
+    facts = ModelFacts(context_length, vocab_size=2**24, eos_token_ids=frozenset())
+    around = Surroundings(world, transfers, config.engine, device, facts, spread)
+    roles = config.roles
+    instances = [
+        SimInstance(f"{role.value}-{rank}", role, around, f"{rank} {seed}", gateway.hear) for rank, role in enumerate(roles)
+    ]
+    prefills = frozenset(instance.name for instance in instances if instance.role is Role.PREFILL)
+    for instance in instances:
+        if instance.role is not Role.PREFILL:
+            transfers.link(instance.name, sorted(prefills))
+    shown = Device(device.layout.layers, device.units, one_pass_tokens(config.engine), device.kv_bytes_per_token)
+    gateway.meet(instances, shown, prefills)
+    world.run(lambda: False, BEGIN_S)
+    for request in planned:
+        world.at(BEGIN_S + request.due_s, partial(gateway.arrive, request))
+    world.run(lambda: len(gateway.sent) == len(planned) and not gateway.open)
+    if not world.run(lambda: all(instance.idle for instance in instances), world.now() + DRAIN_S):
+        raise IntegrityError("a transfer of a request that has ended does not end")
+    for instance in instances:
+        instance.check()
+    return Run(
+        [sent.lifeline for sent in gateway.sent.values()],
+        [sent.choice for sent in gateway.sent.values()],
+        {instance.name: instance.engine for instance in instances},
+    )

@@ -1,0 +1,102 @@
+"""KV between simulated instances: the real endpoints over the transport within a process, stepped when something is due."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from kv_transfer.api import Fetch, HandoffId, KvPort, Limits, PortEvent
+from kv_transfer.endpoint import Endpoint
+from kv_transfer.layout import KVLayout
+from kv_transfer.local import LocalNetwork, Weather
+from pdmux_ray.clock import Clock
+from pdmux_ray.sim.events import World
+
+LATENCY_S = 10e-6  # of a message and of a write besides its bytes: aiconfigurator's figure for H200 nodes
+
+
+class Transfers:
+    """All endpoints of a fleet. No bytes are moved: the time passes that they would take. Each write has the whole link."""
+
+    def __init__(self, world: World, bytes_per_s: float) -> None:
+        self.world = world
+        self._network = LocalNetwork(world.now, Weather(latency_s=LATENCY_S, bytes_per_s=bytes_per_s))
+        self._endpoints: dict[str, Endpoint] = {}
+        self._due_s = math.inf  # when `look` is planned next
+
+    def add(self, name: str, layout: KVLayout, limits: Limits) -> Endpoint:
+        endpoint = Endpoint(self._network.add(name, layout, None), limits, clock=self.world.now)
+        self._endpoints[name] = endpoint
+        return endpoint
+
+    def link(self, name: str, peers: Sequence[str]) -> None:
+        for peer in peers:
+            self._endpoints[name].connect(peer, peer)
+        self.look()
+
+    @property
+    def idle(self) -> bool:
+        return all(endpoint.idle for endpoint in self._endpoints.values())
+
+    def look(self) -> None:
+        """Does what is due, and plans to look again when something else is."""
+        now = self.world.now()
+        while (due_s := self._step()) <= now:
+            pass
+        if due_s < self._due_s:
+            self._due_s = due_s
+            self.world.at(due_s, partial(self._planned, due_s))
+
+    def _planned(self, due_s: float) -> None:
+        if due_s == self._due_s:  # else an earlier look has planned another one
+            self._due_s = math.inf
+            self.look()
+
+    def _step(self) -> float:
+        due_s = min(endpoint.step() for endpoint in self._endpoints.values())
+        return min(due_s, self._network.next_due)
+
+
+class Port(KvPort):
+    """An engine's port. What the engine says amid a step, it says at the time that its step has come to: not before."""
+
+    def __init__(self, endpoint: Endpoint, transfers: Transfers, clock: Clock) -> None:
+        self._endpoint = endpoint
+        self._transfers = transfers
+        self._clock = clock
+
+    @property
+    def epoch(self) -> int:
+        return self._endpoint.epoch
+
+    def fetch(self, fetch: Fetch) -> None:
+        self._say(partial(self._endpoint.fetch, fetch))
+
+    def drop(self, handoff: HandoffId) -> None:
+        self._say(partial(self._endpoint.drop, handoff))
+
+    def computed(self, handoff: HandoffId, layers: range, tokens: range, pages: Sequence[int]) -> None:
+        self._say(partial(self._endpoint.computed, handoff, layers, tokens, tuple(pages)))
+
+    def failed(self, handoff: HandoffId) -> None:
+        self._say(partial(self._endpoint.failed, handoff))
+
+    def busy(self, seconds: float) -> None:
+        self._endpoint.busy(seconds)  # said when a step begins
+
+    def used(self, handoff: HandoffId, tokens: int) -> None:
+        self._say(partial(self._endpoint.used, handoff, tokens))
+
+    def poll(self) -> Sequence[PortEvent]:
+        return self._endpoint.poll()
+
+    def wake_with(self, wake: Callable[[], None]) -> None:
+        self._endpoint.wake_with(wake)
+
+    def _say(self, act: Callable[[], None]) -> None:
+        def say() -> None:
+            act()
+            self._transfers.look()
+
+        self._transfers.world.at(self._clock.now(), say)

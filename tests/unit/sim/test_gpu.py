@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pdmux_ray.latency.profile import rising
+from pdmux_ray.policy.views import Piece
+from pdmux_ray.sim.gpu import A100, H200, LLAMA_8B, Gpu, device_model, parameters
+
+MODEL = device_model(H200, LLAMA_8B)
+COSTS, UNITS, LAYERS = MODEL.costs, MODEL.units, MODEL.layout.layers
+
+
+@pytest.mark.parametrize(
+    ("piece", "published_s"), [(Piece(1024, 0), 0.0212), (Piece(4096, 0), 0.0928), (Piece(4096, 4096), 0.1068)]
+)
+def test_a_prefill_takes_what_was_published_of_the_gpu_that_its_rates_are_from(piece: Piece, published_s: float) -> None:
+    assert COSTS.prefill((piece,), LAYERS, UNITS, 0).predicted_s == pytest.approx(published_s, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("batch", "context", "published_s"), [(1, 1024, 0.00486), (32, 1024, 0.00632), (128, 1024, 0.00994), (32, 8192, 0.0134)]
+)
+def test_a_decode_takes_what_was_published_of_the_gpu_that_its_rates_are_from(
+    batch: int, context: int, published_s: float
+) -> None:
+    assert COSTS.decode(batch, batch * context, UNITS, 0).predicted_s == pytest.approx(published_s, rel=0.04)
+
+
+def test_what_nothing_was_taken_from_is_predicted_too() -> None:
+    mixed_s = COSTS.mixed(32, 32 * 4224, (Piece(2048, 0),), UNITS).predicted_s
+    assert mixed_s == pytest.approx(0.0487, rel=0.05)
+    other = device_model(A100, LLAMA_8B)
+    assert other.costs.prefill((Piece(1024, 0),), LAYERS, 108, 0).predicted_s == pytest.approx(0.0647, rel=0.02)
+    assert other.costs.decode(32, 32 * 1024, 108, 0).predicted_s == pytest.approx(0.0156, rel=0.2)
+
+
+def test_few_multiprocessors_decode_as_slowly_as_published() -> None:
+    def decode_s(units: int) -> float:
+        return COSTS.decode(32, 65_536, units, 0).predicted_s - COSTS.decode(1, 0, UNITS, 0).predicted_s
+
+    whole_s = COSTS.decode(32, 65_536, UNITS, 0).predicted_s
+    assert COSTS.decode(32, 65_536, 16, 0).predicted_s / whole_s == pytest.approx(36 / 16.9, rel=0.15)
+    assert COSTS.decode(32, 65_536, 64, 0).predicted_s / whole_s == pytest.approx(18.6 / 16.9, rel=0.05)
+    assert decode_s(16) > decode_s(64) > decode_s(UNITS)
+
+
+@pytest.mark.parametrize("split", MODEL.splits)
+def test_a_prefill_beside_them_slows_decodes_by_no_more_than_was_published(split) -> None:  # type: ignore[no-untyped-def]
+    alone_s = COSTS.decode(32, 65_536, split.decode_units, 0).predicted_s
+    assert alone_s <= COSTS.decode(32, 65_536, split.decode_units, split.prefill_units).predicted_s <= 1.3 * alone_s
+
+
+@pytest.mark.parametrize("gpu", [H200, A100])
+def test_its_parameters_are_sound_as_those_of_a_profile_must_be(gpu: Gpu) -> None:
+    assert rising(parameters(gpu, LLAMA_8B)) is None
+
+
+@given(st.integers(1, 30_000), st.integers(0, 30_000), st.sampled_from(MODEL.splits), st.sampled_from(MODEL.splits))
+def test_more_multiprocessors_are_never_slower(new: int, prior: int, one, other) -> None:  # type: ignore[no-untyped-def]
+    fewer, more = sorted((one, other), key=lambda split: split.prefill_units)
+    piece = (Piece(new, prior),)
+    slow_s, fast_s = (COSTS.prefill(piece, 8, split.prefill_units, split.decode_units).predicted_s for split in (fewer, more))
+    assert fast_s <= slow_s
+
+
+def test_the_pool_is_what_the_weights_leave() -> None:
+    assert MODEL.kv_bytes_per_token == 131_072
+    assert MODEL.layout.total_bytes == pytest.approx(0.9 * 141e9 - 16.06e9, rel=0.001)
