@@ -10,7 +10,7 @@ import difflib
 import os
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Any, Literal, NamedTuple, Self, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -157,6 +157,9 @@ class TopologyConfig(_Frozen):
     prefill: NonNegativeInt = 0
     mux: NonNegativeInt = 0
     decode: NonNegativeInt = 0
+    # By the role that they begin in: what instances ask Ray for (`resources`, `label_selector`, …), and so on which nodes they
+    # run. Each role that is named here makes a Serve deployment of its own, "Instance-ROLE".
+    ray_actor_options: dict[Role, dict[str, Any]] = {}
 
     @property
     def roles(self) -> tuple[Role, ...]:
@@ -167,7 +170,17 @@ class TopologyConfig(_Frozen):
     def _check(self) -> Self:
         if not self.mux + self.decode:
             raise ValueError("no instance decodes: set mux or decode to 1 at least")
+        if unused := [role.value for role in self.ray_actor_options if role not in self.roles]:
+            raise ValueError(f"ray_actor_options has {', '.join(unused)}, but no instance begins in that role")
         return self
+
+
+class InstanceGroup(NamedTuple):
+    """Instances that ask Ray for the same: the replicas of one Serve deployment."""
+
+    name: str
+    roles: tuple[Role, ...]  # by rank
+    ray_actor_options: dict[str, Any]  # beside CPUs
 
 
 class AppConfig(_Frozen):
@@ -190,8 +203,18 @@ class AppConfig(_Frozen):
 
     @property
     def roles(self) -> tuple[Role, ...]:
-        """Of all instances, in the order of their ranks."""
+        """Of all instances."""
         return self.topology.roles if self.topology is not None else (Role.MUX,) * self.instances
+
+    @property
+    def groups(self) -> list[InstanceGroup]:
+        """All instances."""
+        placed = self.topology.ray_actor_options if self.topology is not None else {}
+        rest = tuple(role for role in self.roles if role not in placed)
+        groups = [InstanceGroup("Instance", rest, {})] if rest else []
+        for role, options in placed.items():
+            groups.append(InstanceGroup(f"Instance-{role.value}", (role,) * self.roles.count(role), options))
+        return groups
 
     @property
     def model_name(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from pathlib import Path
 
 from pdmux_ray.errors import ConfigError
@@ -22,6 +23,24 @@ def resolve(model: str, weights: bool = True) -> Path:
     if model == "demo":
         return demo.prepare()
     return local_directory(model, weights) or _checked(_download(model), weights)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFiles:
+    """What `resolve` has found, for processes that may run on other machines. Arguments of `resolve`, and its result."""
+
+    model: str
+    weights: bool
+    directory: Path
+
+    @classmethod
+    def of(cls, model: str, weights: bool = True) -> ModelFiles:
+        """Raises ConfigError as `resolve` does."""
+        return cls(model, weights, resolve(model, weights))
+
+    def here(self) -> Path:
+        """On the machine of whoever asks, where it may have to be prepared or downloaded first. Raises ConfigError."""
+        return self.directory if self.directory.is_dir() else resolve(self.model, self.weights)
 
 
 def local_directory(model: str, weights: bool = True) -> Path | None:

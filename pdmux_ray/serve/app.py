@@ -12,7 +12,7 @@ from ray.serve.schema import LoggingConfig
 
 from pdmux_ray.config import AppConfig, require_profile
 from pdmux_ray.errors import ConfigError
-from pdmux_ray.model.source import resolve
+from pdmux_ray.model.source import ModelFiles
 from pdmux_ray.serve.completions import ModelCard
 from pdmux_ray.serve.gateway import Gateway
 from pdmux_ray.serve.instance import Instance
@@ -27,25 +27,30 @@ _SHUTDOWN_MARGIN_S = 5.0
 
 
 def build_app(args: AppConfig) -> serve.Application:
-    """Prepares the model's files once, before any replica starts. An unknown key in `args` is an error that names it."""
+    """Prepares the model's files once, before any replica starts on this node. An unknown key in `args` is an error that names
+    it."""
     require_profile(args)
-    directory = resolve(args.model, weights=args.engine.reads_weights)
-    card = ModelCard(args.model_name, directory, int(time.time()))
+    files = ModelFiles.of(args.model, weights=args.engine.reads_weights)
+    card = ModelCard(args.model_name, files, int(time.time()))
     # An instance drains, then Engine.close waits up to stall_timeout_s for the step under way; only then may Serve kill it.
     # A gateway's requests are waited for by Serve itself. (scripts/serve, which ends all of it, waits STOP_GRACE_S.)
     drain_s = min(args.gateway.request_timeout_s, MAX_DRAIN_S)
-    instances = serve.deployment(
+    cpus = {"num_cpus": 0 if args.engine.device == "fake" else args.cpus_per_instance}
+    template = serve.deployment(
         Instance,
-        name="Instance",
-        num_replicas=len(args.roles),
         max_ongoing_requests=MAX_ONGOING_REQUESTS,
-        ray_actor_options={"num_cpus": 0 if args.engine.device == "fake" else args.cpus_per_instance},
         logging_config=LoggingConfig(enable_access_log=False),  # a line per discovery round and gateway would say nothing
         health_check_period_s=10,
         health_check_timeout_s=30,
         graceful_shutdown_wait_loop_s=0.5,
         graceful_shutdown_timeout_s=drain_s + args.engine.stall_timeout_s + _SHUTDOWN_MARGIN_S,
-    ).bind(directory, args.engine, drain_s, args.roles, _secret(args))
+    )
+    secret, instances, neighbours = _secret(args), [], 0
+    for group in args.groups:
+        options = {"num_replicas": len(group.roles), "ray_actor_options": cpus | group.ray_actor_options}
+        deployment = template.options(name=group.name, **options)
+        instances.append(deployment.bind(files, args.engine, drain_s, group.roles, neighbours, secret))
+        neighbours += len(group.roles)
     return serve.deployment(
         Gateway,
         name="Gateway",

@@ -8,7 +8,6 @@ import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from starlette.responses import Response
@@ -16,6 +15,7 @@ from starlette.responses import Response
 from pdmux_ray.config import GatewayConfig
 from pdmux_ray.errors import ContextLengthError, RequestError
 from pdmux_ray.metrics.catalog import GatewayMetrics
+from pdmux_ray.model.source import ModelFiles
 from pdmux_ray.serve.answer import Answer, outcome
 from pdmux_ray.serve.dispatch import Dispatch
 from pdmux_ray.serve.generation import Choice, UsageAsked
@@ -39,7 +39,7 @@ class ModelCard:
     """The model as this server offers it."""
 
     name: str
-    directory: Path
+    files: ModelFiles
     created: int  # seconds since the epoch; when the application was built
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import uuid
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -24,14 +26,17 @@ from pdmux_ray.serve.router import Router, RouterSettings
 from pdmux_ray.serve.timelines import trace_json
 from pdmux_ray.text.tokenizer import Tokenizer
 
+log = logging.getLogger("ray.serve")
+
 
 @serve.ingress()
 class Gateway:
     """Deployment."""
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it: the links need the replica's event loop
-        self, instances: DeploymentHandle, model: ModelCard, config: GatewayConfig, router: RouterSettings
+        self, instances: Sequence[DeploymentHandle], model: ModelCard, config: GatewayConfig, router: RouterSettings
     ) -> None:
+        """`instances`: the deployments whose replicas they are."""
         bind_calls_to_node_address()
         gateway_id = uuid.uuid4().hex[:12]
         self.api_keys = _api_keys(config.api_keys_env)
@@ -39,7 +44,8 @@ class Gateway:
         self._model = model
         self._links = Links(partial(_describe_all, instances), gateway_id, config.discovery_period_s, Router(router))
         self._metrics = GatewayMetrics(gateway_id, self._links.loads, self._links.figures)
-        self._completions = Completions(model, config, Tokenizer.load(model.directory), self._links, self._metrics)
+        tokenizer = Tokenizer.load(await asyncio.to_thread(model.files.here))
+        self._completions = Completions(model, config, tokenizer, self._links, self._metrics)
         self._links.start()
 
     async def __serve_build_asgi_app__(self) -> FastAPI:
@@ -74,8 +80,16 @@ class Gateway:
             await self._links.close()
 
 
-async def _describe_all(instances: DeploymentHandle, timeout_s: float) -> list[Any]:
-    """What each instance says of itself; those that have not answered in time are left out.
+async def _describe_all(deployments: Sequence[DeploymentHandle], timeout_s: float) -> list[Any]:
+    """What each instance says of itself; those that have not answered in time are left out."""
+    answers = await asyncio.gather(*(_describe(each, timeout_s) for each in deployments), return_exceptions=True)
+    for error in (answer for answer in answers if isinstance(answer, BaseException)):
+        log.debug("Listing the instances of a deployment failed: %r", error)  # it has no replica yet, say
+    return [each for answer in answers if not isinstance(answer, BaseException) for each in answer]
+
+
+async def _describe(instances: DeploymentHandle, timeout_s: float) -> list[Any]:
+    """Of one deployment.
 
     Not `results_async`, whose timeout gives up every answer because of one: a replica that hangs would hide all others.
     """

@@ -17,7 +17,7 @@ from ray import serve
 
 from pdmux_ray.clock import WallClock
 from pdmux_ray.config import EngineConfig
-from pdmux_ray.device.base import build_runner
+from pdmux_ray.device.base import build_runner, limit_spinning
 from pdmux_ray.device.cpu.cores import own_cores
 from pdmux_ray.engine.engine import Engine
 from pdmux_ray.engine.limits import EngineLimits, resolve_limits
@@ -25,6 +25,7 @@ from pdmux_ray.engine.runner import LaneRunner, Runner
 from pdmux_ray.engine.timeline import PAGE
 from pdmux_ray.errors import InstanceUnavailableError, PdmuxError, RequestError
 from pdmux_ray.latency.loading import load_costs
+from pdmux_ray.model.source import ModelFiles
 from pdmux_ray.serve import wire
 from pdmux_ray.serve.channel import Switchboard
 from pdmux_ray.serve.node_address import bind_calls_to_node_address
@@ -39,17 +40,26 @@ class Instance:
     """Deployment. Everything but `_publish` runs on the replica's event loop, and nothing there waits for the engine."""
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
-        self, model_dir: Path, config: EngineConfig, drain_s: float, roles: Sequence[Role], secret: str | None
+        self,
+        model: ModelFiles,
+        config: EngineConfig,
+        drain_s: float,
+        roles: Sequence[Role],
+        neighbours: int,
+        secret: str | None,
     ) -> None:
-        """When the replica is to stop, its requests have `drain_s` to finish. `roles`: by rank. `secret`: of the fleet, between
-        whose instances KV may go; None: each is by itself."""
+        """When the replica is to stop, its requests have `drain_s` to finish. `roles`: by rank. `neighbours`: so many instances
+        of other deployments may be on this machine. `secret`: of the fleet, between whose instances KV may go; None: each is
+        by itself."""
         bind_calls_to_node_address()
+        limit_spinning()  # to prepare a model imports torch
+        model_dir = await asyncio.to_thread(model.here)
         context = serve.get_replica_context()
         self._id = str(context.replica_id.unique_id)
         self._host = ray.util.get_node_ip_address()
         self._role = roles[min(context.rank.rank, len(roles) - 1)]
-        with own_cores(context.rank.local_rank, config.threads):
-            runner = build_runner(model_dir, config)  # first: it sets up the process before torch is imported
+        with own_cores(neighbours + context.rank.local_rank, config.threads):
+            runner = build_runner(model_dir, config)
         facts = Tokenizer.load(model_dir).facts
         limits = resolve_limits(config, facts, runner)
         self._clock = WallClock()

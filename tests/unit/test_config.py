@@ -34,6 +34,19 @@ def test_a_topology_gives_each_rank_a_role() -> None:
     assert parse_app_config(config.model_dump(mode="json")) == config
 
 
+def test_instances_of_a_role_with_options_of_its_own_are_a_deployment_of_their_own() -> None:
+    near = {"resources": {"node_a": 1}}
+    topology = {"prefill": 2, "mux": 1, "decode": 1, "ray_actor_options": {"prefill": near}}
+    assert parse_app_config({"topology": topology}).groups == [
+        ("Instance", (Role.MUX, Role.DECODE), {}),
+        ("Instance-prefill", (Role.PREFILL, Role.PREFILL), near),
+    ]
+    assert parse_app_config({"topology": {"mux": 1, "ray_actor_options": {"mux": near}}}).groups == [
+        ("Instance-mux", (Role.MUX,), near)
+    ]
+    assert parse_app_config({"instances": 2}).groups == [("Instance", (Role.MUX, Role.MUX), {})]
+
+
 @pytest.mark.parametrize("path", sorted((Path(__file__).parents[2] / "configs").glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_config_that_comes_along_is_valid(path: Path) -> None:
     load_app_config(path)
@@ -52,6 +65,8 @@ def test_no_args_means_all_defaults() -> None:
         ({"xyz": 1}, "xyz: no such key; there are cpus_per_instance, engine, gateway, gateways, instances, model, "),
         ({"topology": {"prefil": 1}}, "topology.prefil: no such key; did you mean 'prefill'?"),
         ({"topology": {"prefill": 1}}, "no instance decodes: set mux or decode to 1 at least"),
+        ({"topology": {"mux": 1, "ray_actor_options": {"decode": {}}}}, "has decode, but no instance begins in that role"),
+        ({"topology": {"mux": 1, "ray_actor_options": {"muxx": {}}}}, "Input should be 'mux', 'prefill' or 'decode'"),
         ({"topology": {"mux": 2}, "instances": 2}, "topology says how many instances there are: leave `instances` out"),
         ({"engine": {"transfer": {"silence_s": 0.4}}}, "silence_s (0.4) is shorter than two heartbeats (0.25 s each)"),
         ({"engine": {"transfer": {"lease_s": 0.2}}}, "lease_s (0.2) is not longer than heartbeat_s (0.25), by which peers say"),

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import importlib.metadata
+import shutil
 from pathlib import Path
 
 import pytest
 
 from pdmux_ray.errors import ConfigError
-from pdmux_ray.model.source import resolve
+from pdmux_ray.model.source import ModelFiles, resolve
 
 
 @pytest.fixture
@@ -30,6 +31,24 @@ def test_an_incomplete_directory_is_refused_with_what_is_missing(model_dir: Path
 def test_weights_are_not_asked_for_when_none_will_be_read(model_dir: Path) -> None:
     (model_dir / "model.safetensors").unlink()
     assert resolve(str(model_dir), weights=False) == model_dir
+
+
+def test_files_that_are_elsewhere_on_this_machine_are_looked_for_anew(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for machine in ("first", "second"):
+        (tmp_path / machine / "models" / "smollm2-135m-instruct").mkdir(parents=True)
+    monkeypatch.setenv("PDMUX_CACHE", str(tmp_path / "first"))
+    files = ModelFiles.of("demo")
+    monkeypatch.setenv("PDMUX_CACHE", str(tmp_path / "second"))
+    assert files.here() == files.directory
+    shutil.rmtree(tmp_path / "first")
+    assert files.here() == tmp_path / "second" / "models" / "smollm2-135m-instruct"
+
+
+def test_a_directory_that_only_another_machine_has_is_named(model_dir: Path) -> None:
+    files = ModelFiles.of(str(model_dir))
+    shutil.rmtree(model_dir)
+    with pytest.raises(ConfigError, match="nor a directory on this machine"):
+        files.here()
 
 
 @pytest.mark.parametrize("model", ["nowhere", "/no/such/place", "./a/b", ""])

@@ -10,6 +10,7 @@ import pytest
 
 from pdmux_ray.config import GatewayConfig
 from pdmux_ray.errors import RequestError
+from pdmux_ray.model.source import ModelFiles
 from pdmux_ray.policy.decisions import RouteChoice, RouteReason
 from pdmux_ray.serve import wire
 from pdmux_ray.serve.completions import INLINE_BYTES, Completions, ModelCard
@@ -61,7 +62,7 @@ class Link:
 
 def serving(**config: Any) -> tuple[Completions, Tokens, Link]:
     tokens, link = Tokens(), Link()
-    card = ModelCard("m", Path(), 0)
+    card = ModelCard("m", ModelFiles("m", False, Path()), 0)
     return Completions(card, GatewayConfig(**config), tokens, link, metrics()), tokens, link  # type: ignore[arg-type]
 
 
