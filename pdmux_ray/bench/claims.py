@@ -8,13 +8,14 @@ out a little low.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from pdmux_ray.bench.load.comparison import goodput_ratio
 from pdmux_ray.bench.load.session import Session
 from pdmux_ray.bench.settings import AUTO, FIXED, PEER
 from pdmux_ray.metrics.goodput import Bound
+from pdmux_ray.metrics.summary import Summary
 from pdmux_ray.report import figures
 
 LONG_IN = "loogle"
@@ -78,15 +79,22 @@ def claim(shape: str, auto: Session | None, other: Session | None, limit: float,
     """`over`: what the other one is called. Without a figure of both, or when neither held a rate, there is no ratio."""
     if auto is None or other is None or not auto.points() or not other.points():
         return Claim(shape, over, limit, None)
-    ours, theirs = auto.summary(), other.summary()
-    requests = deciding(auto), deciding(other)
+    found = claim_of(shape, auto.summary(), other.summary(), limit, over)
+    if found.ratio is None:
+        return found
+    return replace(found, ci=goodput_ratio(auto, other).ci, requests=(deciding(auto), deciding(other)))
+
+
+def claim_of(shape: str, ours: Summary, theirs: Summary, limit: float, over: str) -> Claim:
+    """Of figures alone, without an interval. No ratio when either is unknown, or when neither held a rate."""
+    bounds = ours.goodput_bound, theirs.goodput_bound
+    if Bound.UNKNOWN.value in bounds or bounds == (Bound.BELOW.value, Bound.BELOW.value):
+        return Claim(shape, over, limit, None)
     if theirs.goodput_bound == Bound.BELOW.value:
-        if ours.goodput_bound == Bound.BELOW.value:
-            return Claim(shape, over, limit, None)
-        ratio = ours.goodput_rps / min(p.rate_rps for p in other.points())
-        return Claim(shape, over, limit, ratio, at_least=True, requests=requests)
-    found = goodput_ratio(auto, other)
-    return Claim(shape, over, limit, found.ratio, found.ci, ours.goodput_bound == Bound.AT_LEAST.value, requests)
+        least = min(run.rate for run in theirs.runs if run.invalid is None) / theirs.devices
+        return Claim(shape, over, limit, ours.goodput_rps / least, at_least=True)
+    at_least = ours.goodput_bound == Bound.AT_LEAST.value
+    return Claim(shape, over, limit, ours.goodput_rps / theirs.goodput_rps, at_least=at_least)
 
 
 def deciding(session: Session) -> int:

@@ -2,16 +2,20 @@
 a rule that does not look.
 
     python -m pdmux_ray.bench.steering [--profile FILE] [--targets T,T,…] [--shares 0.4,0.7,1] [--out DIR] [--plot FILE.png]
+    python -m pdmux_ray.bench.steering --simulated [--rates 40,50,60] [--out DIR]
 
 Of ten requests nine are short prompts with longer answers, one is a long prompt with a short answer. Each policy gets a server
 of its own on configs/1p1d.yaml, whose engines share their core by predicted time, and the same requests at the same times, at
 each of the rates: shares of what an idle server that fetches nothing carries in a closed loop. Exit status 1 when predicting
-does not carry more than each of the others, or something was not measured.
+does not carry more than each of the others, or something was not measured. With --simulated instead: two GPUs that prefill and
+two that do both, on a virtual clock.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import math
 import shlex
 import sys
 import time
@@ -38,6 +42,7 @@ from pdmux_ray.errors import ConfigError, PdmuxError
 from pdmux_ray.metrics.goodput import Slo
 from pdmux_ray.model.source import resolve
 from pdmux_ray.report import figures
+from pdmux_ray.types import Role
 from pdmux_ray.workload.lengths import PowerLaw
 from pdmux_ray.workload.scaling import Scaling
 from pdmux_ray.workload.shapes import STRATIFIED
@@ -67,6 +72,8 @@ BEATS = 1.01  # times the other's goodput: more than none, and no claim of equal
 EVERY = 10  # request is a long one
 SHARES = (0.4, 0.7, 1.0)
 SECONDS, REQUESTS = 12.0, 30
+LINKED_S = 60.0  # after a server's start; seconds are usual
+RATES = (30.0, 40.0, 50.0, 60.0, 70.0)  # requests/s of the simulated fleet
 COLOURS = ("#2a7f62", "#c8553d", "#3d6fb4", "#8c6bb1", "#b8860b")
 
 LONG = Lengths(
@@ -136,15 +143,33 @@ def command(profile: Path | None, name: str, slo: Slo | None) -> str:
 
 @contextmanager
 def served(routes: dict[str, Routes], command: str, model: Path) -> Iterator[Target]:
-    """The command's server; what it has counted is added to its command's `routes` at the end. Raises PdmuxError."""
+    """The command's server, once its instances are linked; what it has counted is added to its command's `routes` at the end.
+    Raises PdmuxError."""
     with settings.served(command, model) as target:
+        until_s = time.monotonic() + LINKED_S
+        while not linked(_read(f"{target.url}/admin/instances")):
+            if time.monotonic() > until_s:
+                raise PdmuxError(f"the instances of {target.url} are not linked after {LINKED_S:g} s")
+            time.sleep(0.5)
         yield target
-        try:
-            with urlopen(f"{target.url}/metrics", timeout=10) as reply:
-                text = reply.read().decode()
-        except OSError as error:
-            raise PdmuxError(f"{target.url}/metrics cannot be read: {error}") from None
-        routes.setdefault(command, Routes()).add(text)
+        routes.setdefault(command, Routes()).add(_read(f"{target.url}/metrics"))
+
+
+def linked(listing: str) -> bool:
+    """Whether every instance that decodes can fetch from every one that prefills."""
+    instances = json.loads(listing)["instances"]
+    prefill = {each["id"] for each in instances if each["role"] == Role.PREFILL.value}
+    return all(prefill <= set(each["peers"]) for each in instances if each["id"] not in prefill)
+
+
+def _read(url: str) -> str:
+    """Raises PdmuxError."""
+    try:
+        with urlopen(url, timeout=10) as reply:
+            text: str = reply.read().decode()
+            return text
+    except OSError as error:
+        raise PdmuxError(f"{url} cannot be read: {error}") from None
 
 
 def workload() -> Mixed:
@@ -196,6 +221,9 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--model", default="demo", help="Hugging Face directory that all serve; default: the demo model")
     parser.add_argument("--out", type=Path, default=Path("steering"), metavar="DIR", help="default: steering")
     parser.add_argument("--plot", type=Path, metavar="PNG", help="also draw good requests over the rate into this file")
+    parser.add_argument("--simulated", action="store_true", help="a fleet of four GPUs on a virtual clock instead of servers")
+    rates = ",".join(f"{rate:g}" for rate in RATES)
+    parser.add_argument("--rates", default=rates, metavar="R,R,…", help=f"of the simulated fleet, requests/s; default {rates}")
     parser.add_argument("--force", action="store_true", help="replace the results that DIR has")
     parser.add_argument("--slo", default=SLO, metavar="SLO", help=f"default {SLO}: times the idle server's")
     parser.add_argument("--seed", type=int, default=0)
@@ -248,10 +276,29 @@ def conclude(directory: Path, study: Study, routes: Mapping[str, Routes], pictur
     return claims.all_hold(found)
 
 
+def simulated(args: argparse.Namespace, console: Console) -> bool:
+    """Whether everything that must hold does. Raises ConfigError."""
+    from pdmux_ray.bench import steering_fleet
+
+    try:
+        rates = sorted({float(rate) for rate in args.rates.split(",")})
+    except ValueError:
+        rates = []
+    if not rates or not 0 < rates[0] <= rates[-1] < math.inf:
+        raise ConfigError(f"--rates {args.rates!r}: they are numbers over 0, such as 40,50.")
+    if not args.seconds > 0:
+        raise ConfigError("--seconds must be over 0.")
+    work = steering_fleet.workload(EVERY)
+    found = steering_fleet.outcomes(work, rates, args.seconds, args.seed, console)
+    return steering_fleet.conclude(args.out, found, BEATS)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """0; 1 when something does not hold or was not measured, 2 for a wrong argument, 130 after Ctrl-C."""
     args, console, routes = parser().parse_args(argv), Console(stderr=True), dict[str, Routes]()
     try:
+        if args.simulated:
+            return 0 if simulated(args, console) else 1
         study = make_study(args, console, routes)
         reserve_all([args.out, *(args.out / name for name in study.names)], args.force)
         study.describe()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from pathlib import Path
 
@@ -79,6 +80,12 @@ def test_predicting_must_carry_more_than_each_other_policy_and_as_much_is_not_mo
     assert [claim.over for claim in found] == ["never fetched", "always fetched"]
     assert [claim.verdict is Verdict.HOLDS for claim in found] == [True, False]
     assert found[0].cells[1] == "predict ≥ 1.01 × never fetched"
+
+
+@pytest.mark.parametrize(("peers", "linked"), [([], False), (["p"], False), (["p", "q"], True)])
+def test_a_server_is_measured_once_all_its_instances_are_linked(peers: list[str], linked: bool) -> None:
+    listed = [{"id": name, "role": "prefill", "peers": []} for name in "pq"] + [{"id": "d", "role": "mux", "peers": peers}]
+    assert steering.linked(json.dumps({"instances": listed})) is linked
 
 
 @pytest.mark.parametrize(

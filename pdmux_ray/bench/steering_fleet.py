@@ -1,0 +1,86 @@
+"""The half of `steering` that needs no server: the same question on a simulated fleet of GPUs, two that prefill and two that do
+both. What is simulated, and what is not, says `pdmux_ray.sim`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console
+
+from pdmux_ray.bench import claims
+from pdmux_ray.bench.ablation import Mixed
+from pdmux_ray.bench.cli import TOKEN_IDS
+from pdmux_ray.report import figures
+from pdmux_ray.report.progress import Progress
+from pdmux_ray.sim.steering import LONG, PREDICT, SLO, WAYS, Outcome, Way, compare
+from pdmux_ray.workload.requests import Workload
+from pdmux_ray.workload.scaling import Scaling
+from pdmux_ray.workload.source import TokenWorkload, load_workload
+
+SHAPE = "2P2D, simulated"
+
+
+def workload(every: int) -> Mixed:
+    """Of `every` requests one is long."""
+    short, long = load_workload("sharegpt", token_ids=TOKEN_IDS), TokenWorkload(LONG, Scaling(), TOKEN_IDS)
+    return Mixed(short, long, every, scattered=True)
+
+
+def outcomes(
+    work: Workload, rates: Sequence[float], seconds: float, seed: int, console: Console, ways: Sequence[Way] = WAYS
+) -> list[Outcome]:
+    """Of every way, one after the other; its rates at the same time, as far as there are cores. Raises ConfigError."""
+    found = []
+    with Progress(len(ways), console) as progress:
+        for done, way in enumerate(ways):
+            progress.update(float(done), way.name)
+            workers = min(len(rates), os.cpu_count() or 1)
+            found += compare([way], work, rates, seconds=seconds, seed=seed, workers=workers)
+        progress.update(float(len(ways)), "all ways")
+    return found
+
+
+def found_claims(found: Sequence[Outcome], beats: float) -> list[claims.Claim]:
+    """That predicting carries `beats` times what each other way does."""
+    ours = next((one for one in found if one.way.name == PREDICT), None)
+    if ours is None:
+        return []
+    return [_claim(ours, other, beats) for other in found if other is not ours]
+
+
+def _claim(ours: Outcome, other: Outcome, beats: float) -> claims.Claim:
+    claim = claims.claim_of(SHAPE, ours.summary, other.summary, beats, other.way.name)
+    return replace(claim, target=PREDICT, ci=ours.times_that_of(other, ours.summary.attainment))
+
+
+def table(found: Sequence[Outcome]) -> list[str]:
+    """In Markdown: a row for each way; the share of good requests at each rate, the goodput, why routes were taken in all."""
+    rates = [rate for rate, _ in found[0].points]
+    heads = ["way", *(f"good at {figures.rate(rate)}/s" for rate in rates), "goodput, requests/s and GPU", "reasons"]
+    lines = [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
+    for one in found:
+        shares = [figures.percent(share) for _, share in one.points]
+        lines.append(f"| {' | '.join([one.way.name, *shares, figures.goodput(one.summary), _words(one.reasons)])} |")
+    return lines
+
+
+def _words(reasons: Sequence[Mapping[str, int]]) -> str:
+    total: dict[str, int] = {}
+    for counts in reasons:
+        for reason, count in counts.items():
+            total[reason] = total.get(reason, 0) + count
+    every = sum(total.values())
+    return ", ".join(f"{reason} {count / every:.0%}" for reason, count in sorted(total.items(), key=lambda item: -item[1]))
+
+
+def conclude(directory: Path, found: Sequence[Outcome], beats: float) -> bool:
+    """Writes and prints the tables. Whether everything that must hold does."""
+    held = found_claims(found, beats)
+    lines = [*table(found), "", "What must hold", "", *claims.table(held)]
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "simulated.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    print(f"\n{SHAPE}; SLO: {figures.slo(SLO)}\n\n" + "\n".join(lines))
+    return claims.all_hold(held)
