@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pdmux_ray.bench.grid import LEVEL, GridSearch, clearly, decisive, nearest, rates
+from tests.examples import tried
 
 
 def searched(size: int, start: int, last_that_holds: int) -> tuple[GridSearch, list[int]]:
@@ -70,7 +71,7 @@ def test_too_few_requests_show_nothing_though_all_are_good() -> None:
     assert clearly(decisive(0.9) - 1, decisive(0.9) - 1, 0.9) is None
 
 
-@settings(max_examples=30)
+@settings(max_examples=tried(30))
 @given(count=st.integers(1, 80), attainment=st.floats(0.5, 0.99))
 def test_of_a_server_right_at_the_attainment_at_most_one_result_in_ten_is_called_clear_on_either_side(
     count: int, attainment: float

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
 
 import pytest
 
@@ -23,12 +22,6 @@ def test_the_ratio_is_that_of_the_medians_over_rounds_and_is_held_to_the_limit()
     _, itl, ttft = peer.table(ours, theirs, limit=0.8)
     assert itl.split()[:6] == ["ITL", "1", "14.0", "20.0", "0.70", "ok"]
     assert ttft.split()[:6] == ["TTFT", "256", "300.0", "200.0", "1.50", "OVER"]
-
-
-def test_a_plot_is_drawn(tmp_path: Path) -> None:
-    samples = {f"ITL {n}": [0.01] for n in peer.ITL_CONCURRENCY} | {f"TTFT {n}": [1.0] for n in peer.TTFT_PROMPT_TOKENS}
-    peer.plot(samples, samples, str(tmp_path / "peer.png"))
-    assert (tmp_path / "peer.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_an_idle_server_with_all_pages_free_has_no_leaks() -> None:

@@ -14,6 +14,7 @@ from pdmux_ray.clock import VirtualClock
 from pdmux_ray.engine.engine import Engine
 from pdmux_ray.engine.limits import EngineLimits
 from pdmux_ray.types import FinishReason, Mode, NewRequest
+from tests.examples import tried
 
 from .handoff_world import Link, LinkPort, remote
 from .world import PAGE, VOCAB, Log, StrictRunner, expected, limits, request
@@ -172,6 +173,6 @@ class TwoInstances(RuleBasedStateMachine):
 
 
 TwoInstances.TestCase.settings = settings(
-    max_examples=25, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=tried(25), stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 TestTwoInstances = TwoInstances.TestCase

@@ -11,6 +11,7 @@ from pdmux_ray.clock import VirtualClock
 from pdmux_ray.config import MultiplexConfig
 from pdmux_ray.engine.engine import Engine
 from pdmux_ray.types import Mode
+from tests.examples import tried
 
 from .test_schedules import Arrival, arrivals, drain, play
 from .world import PAGE, VOCAB, Log, StrictRunner, Worlds, expected, limits, request
@@ -18,7 +19,7 @@ from .world import PAGE, VOCAB, Log, StrictRunner, Worlds, expected, limits, req
 LANE_MODES = [Mode.TIME_SHARED, Mode.SPLIT, Mode.CAPPED, Mode.AUTO]
 TOKEN_S = st.sampled_from([0.0005, 0.005, 0.05])  # a block takes less than a decode, as long, or many of them
 
-quick = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+quick = settings(max_examples=tried(30), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def lane_engine(worlds: Worlds, mode: Mode, pages: int = 64, token_s: float = 0.005, **changes: object) -> tuple[Engine, Log]:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from pdmux_ray.engine.pages import ROOT_DIGEST, Hit, PagePool, PageState, page_digest
 from pdmux_ray.errors import IntegrityError
+from tests.examples import tried
 
 
 def chain(tokens: Sequence[int], page_size: int = 2) -> list[bytes]:
@@ -156,7 +157,7 @@ actions = st.lists(
 )
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=tried(100), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(actions, st.integers(1, 16))
 def test_accounting_stays_exact_whatever_sequences_come_and_go(steps: list[tuple[str, object]], pages: int) -> None:
     pool = PagePool(pages, 2)

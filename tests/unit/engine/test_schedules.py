@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from pdmux_ray.engine.engine import Engine
 from pdmux_ray.types import ONE_PASS_MODES, FinishReason, Mode, NewRequest
+from tests.examples import tried
 
 from .world import PAGE, Log, Worlds, expected, limits, request
 
@@ -144,7 +145,7 @@ def arrivals(draw: st.DrawFn, last_step: int = 40) -> list[Arrival]:
     return made
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=tried(60), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     schedule=arrivals(),
     mode=st.sampled_from(ONE_PASS_MODES),

@@ -20,6 +20,7 @@ from kv_transfer.api import (
 from kv_transfer.layout import KVLayout
 from kv_transfer.local import Weather
 from kv_transfer.messages import Ended, Note, encode
+from tests.examples import tried
 
 from .fleet import LAYOUT, PROMPT, SLOW, Fleet, lost
 
@@ -185,7 +186,7 @@ STRANGE = [
 ]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=tried(30), deadline=None)
 @given(st.lists(st.binary(max_size=20) | st.sampled_from(STRANGE), max_size=5))
 def test_no_frame_stops_an_endpoint(frames: list[bytes]) -> None:
     fleet = Fleet()

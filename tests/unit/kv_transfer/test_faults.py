@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from kv_transfer.api import FenceReason, Landed, LossReason, Lost, Safe, TransportError, Write
 from kv_transfer.local import Weather
+from tests.examples import tried
 
 from .fleet import COMPUTE_S, LAYOUT, LIMITS, PROMPT, SLOW, Fleet, Instance, lost, reasons
 
@@ -339,7 +340,7 @@ def disturb(fleet: Fleet, name: str, p: Instance, d: Instance) -> Instance:
     return p
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=tried(20), deadline=None)
 @given(st.booleans(), st.lists(st.sampled_from(FAULTS), min_size=3, max_size=14))
 def test_whatever_goes_wrong_every_handoff_ends_and_no_page_or_byte_is_wrong(revoke: bool, names: list[str]) -> None:
     fleet = Fleet(replace(SLOW), checksum=True)

@@ -24,6 +24,7 @@ from kv_transfer.messages import (
     decode,
     encode,
 )
+from tests.examples import tried
 
 LIMITS = Limits(max_prompt_tokens=100, max_handoffs=4, max_frame_bytes=4096)
 LAYOUT = KVLayout(layers=2, pages=4, kv_heads=2, page_size=16, head_dim=8, dtype_bytes=2, first_head=2)
@@ -53,7 +54,7 @@ def test_no_bytes_raise_anything_but_the_named_error(data: bytes) -> None:
         decode(data, LIMITS)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=tried(100))
 @given(st.sampled_from(MESSAGES), st.data())
 def test_a_message_with_other_fields_is_one_or_raises_the_named_error(message: Message, data: st.DataObject) -> None:
     fields: list[Any] = json.loads(encode(message))

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from kv_transfer.layout import KVLayout
 from kv_transfer.plan import Grid, LayoutMismatchError, descriptors, grid, indices
+from tests.examples import tried
 
 from .pools import pool_view
 
@@ -43,7 +44,7 @@ def random_bytes(layout: KVLayout, seed: int) -> NDArray[np.uint8]:
     return np.random.default_rng(seed).integers(0, 256, layout.total_bytes, dtype=np.uint8)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=tried(60), deadline=None)
 @given(pair=pairs_of_pools(), data=st.data())
 def test_the_bytes_of_the_named_tokens_move_and_no_others(pair: tuple[KVLayout, KVLayout], data: st.DataObject) -> None:
     ours, theirs = pair

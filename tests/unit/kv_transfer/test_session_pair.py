@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from kv_transfer.api import Landed, LossReason, Lost, PortEvent, Safe, Sent, Ticket, Unwanted, Wanted
 from kv_transfer.messages import Accepted, Beat, Cancel, Ended, Message, Note
 from kv_transfer.session import Action, Disconnect, Emit, Fence, Push, Receiver, ReceiverState, Sender, SenderState, Tell
+from tests.examples import tried
 
 from .test_session import LANDED, LAYERS, LIMITS, PAGE, SLOTS, START, TICKET, TOKENS, note, pages_of, receiver
 
@@ -229,7 +230,7 @@ def test_an_undisturbed_handoff_lands_and_both_ends_close() -> None:
     pair.check_ends()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=tried(150), deadline=None)
 @given(st.integers(0, len(UNDISTURBED)), st.lists(st.sampled_from(sorted(OPERATIONS)), max_size=12))
 def test_whatever_happens_both_ends_close_and_no_page_is_used_incomplete_or_freed_under_a_writer(
     undisturbed: int, names: list[str]

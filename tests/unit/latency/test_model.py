@@ -12,6 +12,7 @@ from pdmux_ray.latency.features import BATCH_KNOTS, TOKEN_KNOTS, Curve, decode_r
 from pdmux_ray.latency.fit import Device, quantile
 from pdmux_ray.latency.model import SIZES_S, Contention, FittedCosts, LaneModel, Parameters, bandwidth_at, size_of, stretch
 from pdmux_ray.policy.views import Estimate, Piece
+from tests.examples import tried
 
 LEVELS = (8, 16, 64)
 COUNTS = st.integers(0, 400)
@@ -35,13 +36,13 @@ def costs(by: Contention = BESIDE, seed: int = 3) -> FittedCosts:
     return FittedCosts(Parameters(10, 64, 0.0, bandwidth, decode, prefill, mixed, guards))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=tried(25), deadline=None)
 @given(COUNTS, st.lists(st.floats(0, 5), min_size=len(BATCH_KNOTS), max_size=len(BATCH_KNOTS)))
 def test_a_curve_is_its_slopes_times_its_segments(count: int, slopes: list[float]) -> None:
     assert Curve(BATCH_KNOTS, slopes)(count) == pytest.approx(float(np.dot(slopes, ramps(count, BATCH_KNOTS))))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=tried(25), deadline=None)
 @given(st.integers(1, 300), st.integers(1, 10_000), st.sampled_from(LEVELS))
 def test_a_decode_is_its_terms_times_its_features(batch: int, context: int, units: int) -> None:
     model = costs()
@@ -50,7 +51,7 @@ def test_a_decode_is_its_terms_times_its_features(batch: int, context: int, unit
     assert model.decode(batch, context, units, 0).predicted_s == pytest.approx(expected_s)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=tried(25), deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 600), st.integers(0, 900)), min_size=1, max_size=4), st.sampled_from(LEVELS))
 def test_a_whole_prefill_is_its_terms_times_its_features_however_it_is_cut(sizes: list[tuple[int, int]], units: int) -> None:
     model, pieces = costs(), [Piece(*size) for size in sizes]
@@ -61,7 +62,7 @@ def test_a_whole_prefill_is_its_terms_times_its_features_however_it_is_cut(sizes
     assert cut_s - 2 * prefill.fixed_s == pytest.approx(whole_s)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=tried(25), deadline=None)
 @given(st.integers(0, 60), st.integers(0, 9000), st.integers(1, 600), st.integers(0, 900))
 def test_a_mixed_step_is_its_terms_times_its_features(batch: int, context: int, new: int, prior: int) -> None:
     model, pieces = costs(), [Piece(new, prior)]
@@ -69,7 +70,7 @@ def test_a_mixed_step_is_its_terms_times_its_features(batch: int, context: int, 
     assert model.mixed(batch, context, pieces, 64).predicted_s == pytest.approx(expected_s)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=tried(12), deadline=None)
 @given(st.integers(0, 50), st.integers(1, 64), st.integers(0, 5000), st.sampled_from([0, 3, 8, 20, 40, 64]))
 def test_more_units_are_never_slower_alone_or_beside_the_same_lane(seed: int, batch: int, context: int, beside: int) -> None:
     model = costs(seed=seed)

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pdmux_ray.latency.nonneg import falling_nnls, nnls
+from tests.examples import tried
 
 
 def test_terms_that_explain_everything_are_found() -> None:
@@ -21,7 +22,7 @@ def test_a_term_that_least_squares_would_make_negative_is_zero() -> None:
     assert fixed == pytest.approx(2.0)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=tried(60), deadline=None)
 @given(st.integers(0, 10_000), st.integers(3, 25), st.integers(1, 8))
 def test_no_neighbour_of_the_answer_is_better(seed: int, count: int, terms: int) -> None:
     rng = np.random.default_rng(seed)
@@ -33,7 +34,7 @@ def test_no_neighbour_of_the_answer_is_better(seed: int, count: int, terms: int)
     assert gradient[answer > 0] == pytest.approx(0.0, abs=1e-6)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=tried(40), deadline=None)
 @given(st.integers(0, 10_000))
 def test_terms_never_rise_with_the_units_whatever_was_measured(seed: int) -> None:
     rng = np.random.default_rng(seed)

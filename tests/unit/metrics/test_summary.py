@@ -14,6 +14,7 @@ from pdmux_ray.metrics import summary as summaries
 from pdmux_ray.metrics.goodput import DEFINITION, Bound, RatePoint, Slo
 from pdmux_ray.metrics.lifeline import Ending, Lifeline
 from pdmux_ray.metrics.summary import RunSummary, Stats, Summary, rate_point, summarize, summarize_run
+from tests.examples import tried
 from tests.unit.metrics.lifelines import lifelines, served, stalled_queue
 
 SLO = Slo(ttft_s=1.0, itl_s=0.3)
@@ -123,7 +124,7 @@ def test_without_a_valid_run_the_goodput_is_unknown() -> None:
     assert (summary.goodput_rps, summary.goodput_bound) == (0.0, Bound.UNKNOWN.value)
 
 
-@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=tried(20), suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(st.lists(lifelines(), min_size=1, max_size=8), st.sampled_from([Slo(), SLO, Slo(itl_s=0.1, itl_statistic="mean")]))
 def test_any_summary_is_read_as_it_was_written(tmp_path: Path, requests: list[Lifeline], slo: Slo) -> None:
     runs = [summarize_run("one", rate, requests, slo, invalid) for rate, invalid in ((1.0, None), (2.5, "late"))]

@@ -14,11 +14,12 @@ from pdmux_ray.policy.lane_limits import FixedRule, LaneLimits
 from pdmux_ray.policy.mode_choice import LITTLE
 from pdmux_ray.policy.multiplexing import plan_lanes
 from pdmux_ray.types import Mode, Split
+from tests.examples import tried
 
 from .lanes import PAGE, Asked, HitSeen, Lanes, World, begun, check, decoder, disjoint, pages_of, waiter, with_jobs
 
-patient = settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.too_slow])
-worlds = settings(deadline=None, max_examples=10, suppress_health_check=[HealthCheck.too_slow])
+patient = settings(deadline=None, max_examples=tried(30), suppress_health_check=[HealthCheck.too_slow])
+worlds = settings(deadline=None, max_examples=tried(10), suppress_health_check=[HealthCheck.too_slow])
 MODES = st.sampled_from([Mode.SPLIT, Mode.CAPPED, Mode.TIME_SHARED, Mode.CHUNKED, Mode.AUTO])
 DUES = st.one_of(st.just(math.inf), st.floats(-5, 60))
 
