@@ -16,7 +16,7 @@ import pytest
 from pdmux_ray import cli
 from pdmux_ray.config import AppConfig, FakeConfig, GatewayConfig, RoutingConfig, TopologyConfig, TransferConfig
 from tests.ray.conftest import App, fake_engine
-from tests.ray.test_operation import wait_until
+from tests.ray.test_operation import send, wait_until
 
 pytestmark = [
     pytest.mark.ray,
@@ -127,6 +127,24 @@ def test_a_request_is_answered_when_the_instance_that_prefills_it_is_lost_amid_t
     wait_until(pair.joined, 60)
     ask(pair, 9, words=5)
     wait_until(lambda: pair.fetches("landed") == landed + 1, 10)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("choices", [1, 3])
+def test_a_client_that_leaves_amid_a_transfer_frees_both_instances(pair: Pair, stream: bool, choices: int) -> None:
+    """Row 27. The prefill alone would go on for a second."""
+    prefill, decode = pair.named("prefill"), pair.named("decode")
+    took_s = []
+    for seed in range(2):
+        dropped, generated = pair.fetches("dropped"), pair.metric("pdmux_engine_generated_tokens_total")
+        body = {"model": "demo", "prompt": f"{seed}" + " word" * WORDS, "n": choices, "max_tokens": 8, "stream": stream}
+        connection = send(pair.url, body)
+        wait_until(lambda: pair.running(prefill) > 0 and pair.running(decode) == choices, 10)
+        connection.close()
+        took_s.append(wait_until(lambda: (pair.running(prefill), pair.running(decode)) == (0, 0), 5))
+        wait_until(lambda dropped=dropped: pair.fetches("dropped") == dropped + choices, 5)
+        assert pair.metric("pdmux_engine_generated_tokens_total") == generated
+    assert min(took_s) <= 0.5
 
 
 def test_roles_change_while_requests_run(pair: Pair, app: App) -> None:

@@ -176,7 +176,7 @@ def _time_to_free_s(app: App, bodies: list[dict[str, Any]]) -> float:
     not what is measured."""
     took_s = []
     for body in bodies:
-        connection = _send(app.url, body)
+        connection = send(app.url, body)
         wait_until(app.busy, 10)
         time.sleep(0.2)
         connection.close()
@@ -184,7 +184,7 @@ def _time_to_free_s(app: App, bodies: list[dict[str, Any]]) -> float:
     return min(took_s)
 
 
-def _send(url: str, body: dict[str, Any]) -> socket.socket:
+def send(url: str, body: dict[str, Any]) -> socket.socket:
     """Sends a completion request and does not read the answer."""
     parts = urlsplit(f"{url}/v1/completions")
     raw = json.dumps(body).encode()
