@@ -11,11 +11,13 @@ also loopback is theirs alone. Files, shared memory and process ids are those of
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import itertools
+import json
 import os
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Literal, Self
 
@@ -26,6 +28,7 @@ SIDES: tuple[Side, Side] = (0, 1)
 _NOBODY = "02:00:00:00:00:00"  # an Ethernet address that neither end has
 _BURST_BYTES = 256 * 1024  # sent at once: more than a packet of a link that segments late, 64 KiB
 _QUEUE_MS = 50  # of packets that wait for the rate, before they are dropped
+_CLONE_NEWNET = 0x40000000
 _numbers = itertools.count()
 
 
@@ -80,6 +83,22 @@ class Namespaces:
         """The command line that runs it there. It becomes that process, so its id and signals are the command's own."""
         return ["ip", "netns", "exec", self.names[side], *command]
 
+    @contextlib.contextmanager
+    def entered(self, side: Side) -> Iterator[None]:
+        """Within, what the calling thread connects or listens at is there, and so is what threads do that it starts."""
+        with open("/proc/thread-self/ns/net") as before, open(f"/run/netns/{self.names[side]}") as there:
+            _enter(there.fileno())
+            try:
+                yield
+            finally:
+                _enter(before.fileno())
+
+    def counted(self, side: Side) -> tuple[int, int]:
+        """Bytes that this end of the link has received, and sent."""
+        shown = _run("ip", "-n", self.names[side], "-json", "-statistics", "link", "show", self.devices[side])
+        found = json.loads(shown)[0]["stats64"]
+        return found["rx"]["bytes"], found["tx"]["bytes"]
+
     def cut(self, *, silently: bool = True) -> None:
         """Whatever is sent is lost, both ways. `silently`: as when something between the nodes fails: both see their link up,
         and connecting takes its time to fail. Otherwise the link is down at both ends, and nothing can be sent."""
@@ -123,7 +142,15 @@ def _name(number: int) -> str:
     return f"pdmux-{os.getpid()}-{number}"
 
 
-def _run(*command: str) -> None:
+def _enter(namespace: int) -> None:
+    """`os.setns`, which Python 3.11 has not got."""
+    if ctypes.CDLL(None, use_errno=True).setns(namespace, _CLONE_NEWNET) != 0:
+        raise OSError(ctypes.get_errno(), "setns failed")
+
+
+def _run(*command: str) -> str:
+    """What it printed."""
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise PdmuxError(f"{' '.join(command)}: {done.stderr.strip() or f'exit status {done.returncode}'}")
+    return done.stdout
