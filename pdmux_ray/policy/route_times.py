@@ -37,6 +37,7 @@ class Prediction:
     used: float  # of what the TTFT objective allows; 0 without one
     prefill_s: float  # of these, from its begin to its end: so long others wait for it
     gap_s: float  # 99 % bound of the decode instance's steps when it and all that are due there decode
+    bearable: bool  # it could be in time if nothing were queued, and is not so long that short ones behind it would be late
     keeps: bool  # both objectives, with pages for its prompt now: without, it would wait for who knows how long
     cost: float  # the sum of both in objectives
 
@@ -86,7 +87,9 @@ def _judged(
     keeps = prefill.room and SAFE * used <= 1 and gap_s <= limits.itl_s
     cost = (used or ttft_s) + gap_s / limits.itl_s
     peer_id = None if peer is None else peer.instance_id
-    return Prediction(decode.instance_id, peer_id, ttft_s, used, prefill.own_s, gap_s, keeps, cost)
+    bearable = SAFE * (ttft_s - prefill.queue_s) <= _allowed_s(ask, limits)
+    bearable &= peer is not None or SAFE * prefill.own_s <= limits.ttft_s
+    return Prediction(decode.instance_id, peer_id, ttft_s, used, prefill.own_s, gap_s, bearable, keeps, cost)
 
 
 def _allowed_s(ask: RouteAsk, limits: RouteLimits) -> float:

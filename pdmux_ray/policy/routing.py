@@ -109,13 +109,17 @@ def _by_prediction(
     rng: Random,
 ) -> RouteChoice:
     """The cheapest way that keeps the objectives. When none does, one whose prefill delays others least: it is late anyhow, and
-    they need not be. Of those that are nearly as cheap one is drawn, so that not all gateways take the same one, nor all of a
-    burst the one that has their prefix; a fetch is worth more than that.
+    they need not be. Nor does a long prompt hold up short ones where it would decode, while it can be fetched at all: with more
+    of both than a fleet can carry, the few long ones wait for a prefill instance.
+
+    Of those that are nearly as cheap one is drawn, so that not all gateways take the same one, nor all of a burst the one that
+    has their prefix; a fetch is worth more than that.
 
     `expected`: there should be prefill instances.
     """
     found = list(predictions(ask, decoders, peers, limits, costs))
-    ways = [way for way in found if way.keeps] or _nearly_least(found, lambda way: way.prefill_s)
+    bearable = [way for way in found if way.bearable] or found
+    ways = [way for way in bearable if way.keeps] or _nearly_least(bearable, lambda way: way.prefill_s)
     near = _nearly_least(ways, lambda way: way.cost)
     chosen = rng.choice([way for way in near if way.prefill is None] or near)
     view = next(view for view in decoders if view.instance_id == chosen.decode)

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from pdmux_ray.policy.decisions import RouteReason
 from pdmux_ray.policy.fake_costs import FakeCosts
-from pdmux_ray.policy.route_times import HANDOFF_S
+from pdmux_ray.policy.route_times import HANDOFF_S, SAFE
 from pdmux_ray.policy.routing import NEAR, RouteAsk, RouteLimits, choose_route, unfit
-from pdmux_ray.policy.views import InstanceCosts, InstanceView
+from pdmux_ray.policy.views import InstanceCosts, InstanceView, Queued
 from pdmux_ray.types import Role
 
 from .routes import COSTS, FITNESS, LIMITS, NO_OBJECTIVES, costs_of, decode, decoding, mux, prefill, route, ways
@@ -36,6 +36,20 @@ class TestTheFirstToken:
         queue_s = 0.5 * 0.522 / 0.512  # at the pace of prompts of 512 tokens
         assert ways(RouteAsk(100, {}), view)["m", None].ttft_s == pytest.approx(queue_s + 0.11)
 
+    def test_of_a_prefill_comes_after_the_prompts_that_are_due_before_it(self) -> None:
+        """Due are: this one after 1.2 s, 300 tokens before, 500 after it, and 700 that are late let it pass."""
+        queue = (Queued(0.5, 300), Queued(1.3, 500), Queued(-0.1, 700))
+        view = mux("m", queued_prefill_tokens=1500, queue=queue)
+        assert ways(RouteAsk(100, {}), view)["m", None].ttft_s == pytest.approx(0.31 + 0.11)
+
+    def test_of_a_prefill_comes_after_what_nobody_knows_more_of_than_that_it_is_queued(self) -> None:
+        view = mux("m", queued_prefill_tokens=812, queue=(Queued(0.5, 300),))
+        assert ways(RouteAsk(100, {}), view)["m", None].ttft_s == pytest.approx(0.31 + 0.522 + 0.11)
+
+    def test_of_a_prefill_in_one_pass_comes_after_all_that_came_before(self) -> None:
+        view = mux("m", queued_prefill_tokens=200, queue=(Queued(9.0, 200),))
+        assert ways(RouteAsk(100, {}), view, costs=CHUNKED)["m", None].ttft_s == pytest.approx(3 * 0.11)
+
     def test_of_a_prefill_gets_what_the_decodes_leave_of_the_objective(self) -> None:
         assert ways(RouteAsk(100, {}), mux("m", **decoding(40)))["m", None].ttft_s == pytest.approx(0.11 / 0.5)
         assert ways(RouteAsk(100, {}), mux("m", **decoding(400)))["m", None].ttft_s == pytest.approx(0.11 / 0.1)
@@ -57,6 +71,14 @@ class TestTheFirstToken:
         assert there.ttft_s == pytest.approx(0.21 + 0.01 / 30 + HANDOFF_S + 0.011)
         here = ways(RouteAsk(1001, {"m": 800}), prefill("p"), mux("m"))["m", "p"]
         assert here.ttft_s == pytest.approx(1.01 + 0.002 / 30 + HANDOFF_S + 0.011)
+
+
+def test_a_first_token_is_in_time_when_it_would_be_even_if_it_took_a_little_longer() -> None:
+    allowed_s = LIMITS.ttft_s + 100 * LIMITS.ttft_s_per_token
+    tokens = (allowed_s / SAFE - 0.11) / 0.522 * 512
+    for queued, keeps in ((tokens - 10, True), (tokens + 10, False)):
+        view = mux("m", queued_prefill_tokens=int(queued))
+        assert ways(RouteAsk(100, {}), view)["m", None].keeps is keeps
 
 
 class TestTheGap:
@@ -171,12 +193,13 @@ def test_nothing_that_keeps_the_objectives_is_much_cheaper_and_a_late_prompt_del
         return
     found = ways(ask, *views, costs=costs)
     taken = found[choice.instance_id, choice.prefill[0] if choice.prefill else None]
-    keeping = [way for way in found.values() if way.keeps]
+    free = [way for way in found.values() if way.bearable] or list(found.values())
+    keeping = [way for way in free if way.keeps]
     assert taken.keeps == bool(keeping)
     if keeping:
         assert taken.cost <= (1 + NEAR) * min(way.cost for way in keeping)
     else:
-        assert taken.prefill_s <= (1 + NEAR) * min(way.prefill_s for way in found.values())
+        assert taken.prefill_s <= (1 + NEAR) * min(way.prefill_s for way in free)
     assert (choice.reason is RouteReason.LATE) <= (not keeping)
 
 
@@ -196,6 +219,7 @@ def test_no_way_becomes_more_attractive_by_load(
         assert now.ttft_s >= then.ttft_s - 1e-9
         assert now.prefill_s >= then.prefill_s - 1e-9
         assert now.keeps <= then.keeps
+        assert now.bearable <= then.bearable
         if views[where].instance_id not in way:
             assert now == then
 

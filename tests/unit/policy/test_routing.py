@@ -131,8 +131,9 @@ class TestByPrediction:
         assert (choice.instance_id, choice.reason, choice.prefill) == ("m", RouteReason.REMOTE, ("p",))
 
     def test_but_not_when_that_one_has_too_much_to_do(self) -> None:
-        assert route(1000, prefill("p", queued_prefill_tokens=3000), mux("m", **decoding(40))).prefill == ()
-        assert route(1000, prefill("p", on_their_way_tokens=3000), mux("m", **decoding(40))).prefill == ()
+        assert route(400, prefill("p"), mux("m", **decoding(40))).prefill == ("p",)
+        assert route(400, prefill("p", queued_prefill_tokens=3000), mux("m", **decoding(40))).prefill == ()
+        assert route(400, prefill("p", on_their_way_tokens=3000), mux("m", **decoding(40))).prefill == ()
 
     def test_nor_over_a_link_that_takes_longer_than_prefilling(self) -> None:
         limits = replace(LIMITS, bandwidth=1e6)
@@ -157,6 +158,16 @@ class TestByPrediction:
         for views in [(decode("d"),), (decode("d"), prefill("p", silence_s=9.0)), (mux("d"), prefill("p", leaving=True))]:
             choice = route(1000, *views)
             assert (choice.instance_id, choice.reason, choice.prefill) == ("d", RouteReason.NO_PREFILL_FIT, ())
+
+    def test_a_prompt_that_would_hold_up_short_ones_for_too_long_is_fetched_however_late_it_is_then(self) -> None:
+        views = [prefill("p", queued_prefill_tokens=9000), mux("m")]
+        choice = route(1000, *views)
+        assert (choice.instance_id, choice.reason, choice.prefill) == ("m", RouteReason.LATE, ("p",))
+        assert route(800, *views).prefill == ()
+
+    def test_but_not_where_there_is_nobody_to_fetch_it_from(self) -> None:
+        choice = route(1000, mux("a", queued_prefill_tokens=900), mux("b"))
+        assert (choice.instance_id, choice.reason) == ("b", RouteReason.LOCAL)
 
     def test_an_instance_whose_decodes_would_miss_their_objective_gets_no_more(self) -> None:
         views = [mux("full", **decoding(90)), mux("queue", queued_prefill_tokens=600)]
