@@ -78,7 +78,7 @@ class TransferConfig(_Frozen):
     """KV from one instance to another, in an application with a topology. Times are patience, not how long a transfer takes."""
 
     secret_env: str | None = None  # environment variable with the secret that all instances share; None: made at the start
-    checksum: bool = False  # of all that lands (KV in host memory only); for links that may lie
+    checksum: bool | None = None  # of all that lands; None: where KV is in host memory, and it can be nowhere else
     fetch_s: PositiveFloat = 30.0  # a request waits for its KV so long, then it is prefilled where it decodes
     heartbeat_s: PositiveFloat = 0.25  # between two words of an instance to each peer
     silence_s: PositiveFloat = 2.0  # a peer without a word for so long counts as frozen or cut off

@@ -131,7 +131,8 @@ def open_peers(who: Who, runner: object, facts: ModelFacts, config: TransferConf
         transport = NixlTransport(identity, layout, pool, host=who.host, port=who.port, limits=limits)
     except KvTransferError as error:
         raise ConfigError(f"a topology moves KV between instances over NIXL, which cannot work here: {error}") from error
-    return Peers(Endpoint(transport, limits, checksum=config.checksum), transport.address)
+    checksum = pool.device is None if config.checksum is None else config.checksum
+    return Peers(Endpoint(transport, limits, checksum=checksum), transport.address)
 
 
 def model_digest(directory: Path, load: str) -> str:

@@ -31,10 +31,20 @@ CONFIG = EngineConfig(device="fake")
 class Instance:
     """As `serve.instance` puts one together."""
 
-    def __init__(self, name: str, log: Log, *, model: str = "m", secret: str = "s", page_size: int = 16) -> None:
+    def __init__(
+        self,
+        name: str,
+        log: Log,
+        *,
+        model: str = "m",
+        secret: str = "s",
+        page_size: int = 16,
+        transfer: TransferConfig | None = None,
+    ) -> None:
         self.name = name
         self.runner = FakeRunner(512, page_size, 0.0, 0.0, WallClock())
-        self.peers: Peers = open_peers(Who(name, "127.0.0.1", model, secret), self.runner, FACTS, TransferConfig(checksum=True))
+        who = Who(name, "127.0.0.1", model, secret)
+        self.peers: Peers = open_peers(who, self.runner, FACTS, transfer or TransferConfig())
         self.engine = Engine(self.runner, resolve_limits(CONFIG, FACTS, self.runner), log, port=self.peers.port)
         self.engine.start()
         self._closed = False
@@ -56,7 +66,7 @@ def log() -> Log:
 def opened(log: Log) -> Iterator[Callable[..., Instance]]:
     instances: list[Instance] = []
 
-    def open_one(name: str, **options: str | int) -> Instance:
+    def open_one(name: str, **options: str | int | TransferConfig) -> Instance:
         instances.append(Instance(name, log, **options))  # type: ignore[arg-type]
         return instances[-1]
 
@@ -105,6 +115,22 @@ def test_a_prompt_that_a_peer_prefills_gives_the_tokens_that_it_would_give_here(
     wait_until(lambda: not (decode.engine.load().leased_pages or prefill.engine.load().leased_pages))
     figures = prefill.peers.figures()
     assert figures["pdmux_kv_written_bytes_total"] == decode.peers.figures()["pdmux_kv_landed_bytes_total"] != 0
+
+
+@pytest.mark.parametrize(("transfer", "checked"), [(TransferConfig(), True), (TransferConfig(checksum=False), False)])
+def test_what_lands_in_host_memory_is_checked_unless_that_is_switched_off(
+    opened: Callable[..., Instance], log: Log, transfer: TransferConfig, checked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Row 24."""
+    decode, prefill = opened("d", transfer=transfer), opened("p")
+    decode.peers.meet({"p": prefill.peers.address})
+    wait_until(lambda: decode.peers.linked() == ["p"])
+    monkeypatch.setattr(decode.peers.port._transport, "checksum", lambda peer, indices: 0)  # not what was sent
+    ask(decode, "r", [5] * 40, "p")
+    log.wait_for_ends(["r"])
+    assert log.tokens("r") == expected([5] * 40)
+    counters = decode.engine.counters
+    assert (counters.fetches[LossReason.CHECKSUM.value], counters.kv_used_tokens) == ((1, 0) if checked else (0, 39))
 
 
 @pytest.mark.parametrize("differs", ["model", "secret"])
