@@ -119,8 +119,10 @@ class Bench:
         return self._clock.now() - begin_s
 
     def _blocks(self, point: Point, slices: Sequence[PrefillSlice], split: Split) -> list[Record]:
-        """Blocks of one size, and the rest of a prefill where that is short: the last one brings the output head, and is not much
-        shorter, or it would be little else: no prediction knows which one is the last."""
+        """Blocks of one size, and the rest of a prefill where that is short: the last one brings the output head.
+
+        It is not much shorter, or it would be little else: no prediction knows which one is the last.
+        """
         layers = self._runner.layers
         self._block_s(slices, [1], split)
         size = max(1, min(layers, round(point.block_s / self._block_s(slices, [1], split)[0][1])))
