@@ -1,8 +1,8 @@
 """Which way pays: one instance that prefills and one that decodes, a core each, where the router predicts, and where it follows
 a rule that does not look.
 
-    python -m pdmux_ray.bench.steering [--profile FILE] [--targets T,T,…] [--shares 0.4,0.7,1] [--out DIR] [--plot FILE.png]
-    python -m pdmux_ray.bench.steering --simulated [--rates 40,50,60] [--out DIR]
+    python -m pdmux_ray.bench.steering [--profile FILE] [--targets T,T,…] [--shares 0.8,1.2,2] [--out DIR] [--plot FILE.png]
+    python -m pdmux_ray.bench.steering --simulated [--rates 50,60,70] [--out DIR]
 
 Of ten requests nine are short prompts with longer answers, one is a long prompt with a short answer. Each policy gets a server
 of its own on configs/1p1d.yaml, whose engines share their core by predicted time, and the same requests at the same times, at
@@ -70,10 +70,10 @@ WHAT = {
 }
 BEATS = 1.01  # times the other's goodput: more than none, and no claim of equals
 EVERY = 10  # request is a long one
-SHARES = (0.4, 0.7, 1.0)
-SECONDS, REQUESTS = 12.0, 30
+SHARES = (0.8, 1.2, 1.6, 2.1)  # engines that plan by time carry about twice what one core does in a closed loop
+SECONDS, REQUESTS = 10.0, 30
 LINKED_S = 60.0  # after a server's start; seconds are usual
-RATES = (30.0, 40.0, 50.0, 60.0, 70.0)  # requests/s of the simulated fleet
+RATES = (50.0, 60.0, 70.0, 80.0, 90.0)  # requests/s of the simulated fleet
 COLOURS = ("#2a7f62", "#c8553d", "#3d6fb4", "#8c6bb1", "#b8860b")
 
 LONG = Lengths(
