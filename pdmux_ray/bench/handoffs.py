@@ -51,6 +51,7 @@ AT_ONCE = 6  # requests
 FROZEN_S = (0.5, 8.0)  # shorter and longer than an instance is waited for
 WELL_S = 120.0  # for a killed instance to be replaced, and for pages to come back
 ANSWER_S = 120.0
+FIGURES_S = 2.5  # that a gateway's figures of the instances, and its own, may be old
 STEMS = 4  # beginnings that prompts share
 TOKEN_IDS = (1000, 30_000)
 _COLUMNS = ("fault", "rounds", "requests", "left", "wrong", "failed", "leaked pages", "longest answer, s", "not well after")
@@ -141,7 +142,8 @@ class Pair:
         return listed
 
     def counts(self) -> str:
-        """How many transfers landed, and what the others were lost by."""
+        """How many transfers of the instances that there are have landed, and what the others were lost by."""
+        time.sleep(FIGURES_S)
         found = re.findall(r'^pdmux_fetches_total\{.*reason="(\w+)"\} (\S+)$', self._get("/metrics").decode(), re.MULTILINE)
         return ", ".join(f"{reason} {float(count):.0f}" for reason, count in found if float(count))
 
@@ -255,6 +257,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 rounds.append(play(pair, some, _draw_harm(fault, rounds[0].took_s * len(some) / len(cases), rng), rng))
                 out.print(_line(rounds[-1]))
         progress.update(len(rounds) - 1)
+        out.print(f"transfers of the instances that there are now: {pair.counts()}")
     out.print("\n" + "\n".join(table(rounds)))
     return 0 if all(each.good for each in rounds) else 1
 
