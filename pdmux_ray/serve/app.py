@@ -25,6 +25,11 @@ MAX_ONGOING_REQUESTS = 10_000
 MAX_DRAIN_S = 120.0
 _SHUTDOWN_MARGIN_S = 5.0
 
+# A replica that misses three checks in a row is replaced, and killed when it does not end by itself: so one that is frozen for
+# ever does not keep the right to write into the memory of others for ever.
+HEALTH_CHECK_PERIOD_S = 10.0
+HEALTH_CHECK_TIMEOUT_S = 30.0
+
 
 def build_app(args: AppConfig) -> serve.Application:
     """Prepares the model's files once, before any replica starts on this node. An unknown key in `args` is an error that names
@@ -40,8 +45,8 @@ def build_app(args: AppConfig) -> serve.Application:
         Instance,
         max_ongoing_requests=MAX_ONGOING_REQUESTS,
         logging_config=LoggingConfig(enable_access_log=False),  # a line per discovery round and gateway would say nothing
-        health_check_period_s=10,
-        health_check_timeout_s=30,
+        health_check_period_s=HEALTH_CHECK_PERIOD_S,
+        health_check_timeout_s=HEALTH_CHECK_TIMEOUT_S,
         graceful_shutdown_wait_loop_s=0.5,
         graceful_shutdown_timeout_s=drain_s + args.engine.stall_timeout_s + _SHUTDOWN_MARGIN_S,
     )
@@ -57,8 +62,8 @@ def build_app(args: AppConfig) -> serve.Application:
         num_replicas=args.gateways,
         max_ongoing_requests=MAX_ONGOING_REQUESTS,
         ray_actor_options={"num_cpus": 0},  # waits more than it computes, and must fit beside an instance on a small machine
-        health_check_period_s=10,
-        health_check_timeout_s=30,
+        health_check_period_s=HEALTH_CHECK_PERIOD_S,
+        health_check_timeout_s=HEALTH_CHECK_TIMEOUT_S,
         graceful_shutdown_wait_loop_s=0.5,
         graceful_shutdown_timeout_s=drain_s + _SHUTDOWN_MARGIN_S,
     ).bind(instances, card, args.gateway, RouterSettings.of(args))

@@ -14,6 +14,7 @@ from typing import Any
 
 import ray
 from ray import serve
+from ray.serve.schema import ReplicaRank
 
 from pdmux_ray.clock import WallClock
 from pdmux_ray.config import EngineConfig
@@ -57,7 +58,8 @@ class Instance:
         context = serve.get_replica_context()
         self._id = str(context.replica_id.unique_id)
         self._host = ray.util.get_node_ip_address()
-        self._role = roles[min(context.rank.rank, len(roles) - 1)]
+        self._roles = roles
+        self._role = self._first_role = self._role_of(context.rank)
         with own_cores(neighbours + context.rank.local_rank, config.threads):
             runner = build_runner(model_dir, config)
         facts = Tokenizer.load(model_dir).facts
@@ -80,6 +82,18 @@ class Instance:
         self._switchboard = Switchboard(self)
         self._engine.start()
         await self._switchboard.open(self._host)
+
+    async def reconfigure(self, user_config: object, rank: ReplicaRank) -> None:
+        """Called by Serve, also when it gives ranks anew: who replaces one that takes long to end begins with a rank behind all
+        others. The role follows, unless the instance was given another one meanwhile."""
+        first = self._role_of(rank)
+        if self._role is self._first_role:
+            self._role = first
+        self._first_role = first
+
+    def _role_of(self, rank: ReplicaRank) -> Role:
+        place: int = rank.rank
+        return self._roles[min(place, len(self._roles) - 1)]
 
     async def describe(self) -> dict[str, Any]:
         """Who this is, how it is reached, and what is wrong with it. Gateways call it all the time."""
