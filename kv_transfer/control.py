@@ -37,6 +37,7 @@ MAX_KNOWN = 1024  # names whose newest hello is remembered
 MAX_UNSENT_BYTES = 128 * 2**20  # a peer that does not read for so long is hung up on
 _READ_BYTES = 256 * 2**10
 _READS = 64  # of one line in a turn, so that others have theirs
+_TICK_S = 1e-3  # the selector counts in these, and rounds up
 _HEAD = 5
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
@@ -139,13 +140,16 @@ class Lines:
                 self._call(peer, dial, now)
 
     def wait(self, timeout_s: float) -> bool:
-        """Whether `turn` has something to do, or `wake` was called, within the time."""
+        """Whether `turn` has something to do, or `wake` was called, within the time; below a millisecond, after it."""
         due = min(
             [self._deaf_until, *(line.since + HELLO_S for line in self._unsaid)]
             + [dial.due for peer, dial in self._dials.items() if dial.line is None and peer not in self._lines]
         )
-        ready = self._selector.select(max(0.0, min(timeout_s, due - time.monotonic())))
-        return bool(ready) or time.monotonic() > due
+        timeout_s = max(0.0, min(timeout_s, due - time.monotonic()))
+        if 0.0 < timeout_s < _TICK_S:
+            time.sleep(timeout_s)
+            timeout_s = 0.0
+        return bool(self._selector.select(timeout_s)) or time.monotonic() > due
 
     def wake(self) -> None:
         """Ends a `wait`. Any thread may call it, also after `close`."""

@@ -19,7 +19,7 @@ class Kind(IntEnum):
     HELLO = 1
     REFUSED = 2
     MESSAGE = 3
-    WRITTEN = 4
+    WRITTEN = 4  # see `tally`
     NONCE = 5
     WIRED = 6
 

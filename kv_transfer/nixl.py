@@ -40,12 +40,12 @@ from kv_transfer.layout import KVLayout
 from kv_transfer.line import Kind, Line
 from kv_transfer.messages import Hello, MalformedError
 from kv_transfer.nixl_agent import Agent, Pool, restrict_ucx_to
+from kv_transfer.pace import Pace
 from kv_transfer.plan import Rows, descriptors, grid
 from kv_transfer.processes import death_of, kernel, started
+from kv_transfer.tally import Tally
 
-POLL_S = 0.0005  # between two looks at writes and notes that are due: NIXL has nothing to wait for
 _PLACE = struct.Struct(">QqQ")  # of a pool, before the agent's metadata: address, device or -1, when its process started
-_COUNT = struct.Struct(">Q")
 _FIRST_NOTE = b"wired"  # all others are of writes
 _left: list[Agent] = []  # that are never closed: their peers died, or the transport was closed, before UCX was through
 
@@ -76,12 +76,8 @@ class _Peer:
     wired: bool = False  # UCX is known to reach it: PeerUp was said
     answered: bool = False  # it was told that its first note has come
     early: list[TransportEvent] = field(default_factory=list)  # of it, before PeerUp
-    lagging_since: float = 0.0  # since when a note is due and none has come
     flights: dict[int, int] = field(default_factory=dict)  # handle -> number of the agent; posted and not over
-    given: int = 0  # writes of ours that are over
-    told: int = 0  # of these, the peer was told of so many: it looks for their notes
-    due: int = 0  # such writes of the peer
-    noted: int = 0  # its notes that have come
+    tally: Tally = field(default_factory=Tally)
 
 
 class NixlTransport:
@@ -118,6 +114,7 @@ class NixlTransport:
         self._events: deque[TransportEvent] = deque()
         self._broken: list[tuple[_Peer, TransportError]] = []
         self._handles = 0
+        self._pace = Pace()
         self._closed = False
         try:
             self._lines = Lines(self, self._limits, host, port)
@@ -177,6 +174,7 @@ class NixlTransport:
             return self._handles
         if number is None:
             self._done(up, self._handles)
+            self._tell(up)
         else:
             up.flights[self._handles] = number
         return self._handles
@@ -196,14 +194,16 @@ class NixlTransport:
         return events
 
     def wait(self, timeout_s: float) -> None:
-        end = time.monotonic() + timeout_s
-        self._tell()
+        begun, look_s = time.monotonic(), 0.0
         while not (self._events or self._broken):
-            left = end - time.monotonic()
-            if left <= 0 or self._lines.wait(min(left, POLL_S) if self._busy else left):
+            waited = time.monotonic() - begun
+            left = timeout_s - waited
+            pause = self._pace.pause_s(waited, look_s, self._writes) if self._busy else left
+            if left <= 0 or self._lines.wait(min(left, pause)):
                 return
+            looked = time.monotonic()
             self._look()
-            self._tell()
+            look_s = time.monotonic() - looked
 
     def wake(self) -> None:
         self._lines.wake()
@@ -281,8 +281,8 @@ class NixlTransport:
             up.wired = True
             self._events.append(PeerUp(up.name, up.epoch, up.layout))
             self._events.extend(up.early)
-        elif kind == Kind.WRITTEN and len(body) == _COUNT.size:
-            self._expect(up, *_COUNT.unpack(body))
+        elif kind == Kind.WRITTEN:
+            up.tally.hear(body, time.monotonic())
         else:
             raise MalformedError(f"a frame of kind {kind} with {len(body)} bytes")
 
@@ -299,10 +299,13 @@ class NixlTransport:
     @property
     def _busy(self) -> bool:
         """Whether something may be over that only a look at NIXL shows."""
-        return any(up.flights or up.noted < up.due or not (up.wired and up.answered) for up in self._peers.values())
+        return any(up.flights or up.tally.looks or not (up.wired and up.answered) for up in self._peers.values())
+
+    @property
+    def _writes(self) -> bool:
+        return any(up.flights for up in self._peers.values())
 
     def _turn(self) -> None:
-        self._tell()
         self._lines.turn()
         self._look()
         broken, self._broken = self._broken, []
@@ -313,17 +316,19 @@ class NixlTransport:
     def _look(self) -> None:
         """Takes in writes that are over and notes that have come."""
         for up in self._peers.values():
+            now = time.monotonic()
             try:
                 for handle, number in tuple(up.flights.items()):
                     if up.agent.is_done(number):
                         del up.flights[handle]
                         self._done(up, handle)
+                self._tell(up)
                 for note in up.agent.notes():
                     self._take_note(up, note)
-                if not up.wired and time.monotonic() > up.since + self._limits.silence_s:
+                if not up.wired and now > up.since + self._limits.silence_s:
                     raise TransportError("UCX does not reach it")
-                if up.noted < up.due and time.monotonic() > up.lagging_since + self._limits.silence_s:
-                    raise TransportError(f"{up.due} of its writes are said to be over, and {up.noted} notes have come")
+                if (trouble := up.tally.overdue(now, self._limits.silence_s)) is not None:
+                    raise TransportError(trouble)
             except TransportError as error:
                 self._broken.append((up, error))
 
@@ -332,7 +337,7 @@ class NixlTransport:
             up.answered = True
             self._lines.send(up.line, Kind.WIRED, b"")
             return
-        up.noted, up.lagging_since = up.noted + 1, time.monotonic()
+        up.tally.note(time.monotonic())
         self._say(up, Notified(up.name, up.epoch, note))
 
     def _say(self, up: _Peer, event: TransportEvent) -> None:
@@ -353,27 +358,19 @@ class NixlTransport:
         self._open_doors.discard(key)
         self._events.append(PeerFenced(*key))
 
-    def _expect(self, up: _Peer, due: int) -> None:
-        """So many notes. Raises MalformedError for fewer than before."""
-        if due < up.due:
-            raise MalformedError(f"{due} writes are said to be over, after {up.due}")
-        if up.noted >= up.due:
-            up.lagging_since = time.monotonic()
-        up.due = due
-
     def _done(self, up: _Peer, handle: int) -> None:
-        up.given += 1
+        up.tally.end()
         self._events.append(WriteDone(handle, ok=True))
 
-    def _tell(self) -> None:
-        """NIXL wakes nobody when a note comes, so a frame does; one for all writes of a step."""
-        for up in self._peers.values():
-            if up.told < up.given:
-                up.told = up.given
-                try:
-                    self._lines.send(up.line, Kind.WRITTEN, _COUNT.pack(up.given))
-                except TransportError as error:
-                    self._broken.append((up, error))
+    def _tell(self, up: _Peer) -> None:
+        """The peer, of writes that are over."""
+        frame = up.tally.frame()
+        if frame is None:
+            return
+        try:
+            self._lines.send(up.line, Kind.WRITTEN, frame)
+        except TransportError as error:
+            self._broken.append((up, error))
 
     def _need(self, peer: str, epoch: int | None = None) -> _Peer:
         up = self._peers.get(peer)

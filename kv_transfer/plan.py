@@ -105,6 +105,17 @@ def indices(layout: KVLayout, grid: Grid, pages: Sequence[int], layers: range, t
     return index.reshape(-1).astype(np.int32)
 
 
+def deeper(layout: KVLayout, grid: Grid, index: Indices, layers: int) -> Indices:
+    """The descriptors of the same tokens, so many layers further down."""
+    return index + np.int32(layers * 2 * layout.pages * grid.head_groups * (layout.page_size // grid.group_slots))
+
+
+def count(grid: Grid, layers: range, tokens: range) -> int:
+    """How many `indices` has of these."""
+    slots = grid.group_slots
+    return len(layers) * 2 * grid.head_groups * (-(-tokens.stop // slots) - tokens.start // slots)
+
+
 def _check(layout: KVLayout, grid: Grid, pages: Sequence[int], layers: range, tokens: range, origin: int) -> None:
     if layers.step != 1 or tokens.step != 1 or not 0 <= layers.start < layers.stop <= layout.layers:
         raise ValueError(f"{layers} is not a range of the {layout.layers} layers")

@@ -10,7 +10,7 @@ from kv_transfer.api import Fetch, HandoffId, Landed, LossReason, Lost, PortEven
 from kv_transfer.layout import KVLayout
 from kv_transfer.links import Link, Links
 from kv_transfer.messages import Accepted, Ended, Note
-from kv_transfer.plan import Grid, indices
+from kv_transfer.plan import Grid, count, indices
 from kv_transfer.session import Action, Emit, Fence, Receiver, Tell
 
 
@@ -115,9 +115,12 @@ class Receivers:
     def _take(self, record: _Record, note: Note) -> bool:
         """Counts what a valid note says has landed. Whether the checksum is right, where one is asked for."""
         ticket = record.session.ticket
+        descriptors = count(record.grid, note.layers, note.tokens)
+        record.bytes += descriptors * record.grid.descriptor_bytes(self._layout)
+        if not ticket.checksum:
+            return True
         index = indices(self._layout, record.grid, ticket.pages, note.layers, note.tokens, ticket.start)
-        record.bytes += len(index) * record.grid.descriptor_bytes(self._layout)
-        return not ticket.checksum or note.checksum == self._links.transport.checksum(record.peer, index)
+        return note.checksum == self._links.transport.checksum(record.peer, index)
 
     def peer_down(self, peer: str, epoch: int, reason: LossReason, now: float) -> None:
         for _, record in self._of(peer, epoch):

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from kv_transfer.api import (
     FenceReason,
     HandoffId,
+    Indices,
     LossReason,
     PortEvent,
     Sent,
@@ -23,10 +24,21 @@ from kv_transfer.api import (
 from kv_transfer.layout import KVLayout
 from kv_transfer.links import Link, Links
 from kv_transfer.messages import Cancel, Ended, Note, encode
-from kv_transfer.plan import indices
+from kv_transfer.plan import deeper, indices
 from kv_transfer.session import Action, CancelWrites, Disconnect, Emit, Push, Sender, SenderState, Tell
 
 MAX_KNOWN = 1024  # peers whose serials are remembered while they are not heard
+
+
+@dataclass(frozen=True, slots=True)
+class _Top:
+    """Descriptors of both pools for so many layers from the first on; the next block of layers has the same, further down."""
+
+    layers: int
+    tokens: range
+    pages: tuple[int, ...]
+    local: Indices
+    remote: Indices
 
 
 @dataclass(slots=True)
@@ -35,6 +47,7 @@ class _Record:
     peer: str
     epoch: int
     handles: dict[int, int] = field(default_factory=dict)  # of a push -> of its write
+    top: _Top | None = None  # of the last push
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,11 +209,10 @@ class Senders:
         if link is None or session.state is not SenderState.PUSHING:
             return session.written(push.number, False, now)
         transport = self._links.transport
-        local = indices(self._layout, link.grid, push.pages, push.layers, push.tokens, push.origin)
-        remote = indices(link.layout, link.grid, ticket.pages, push.layers, push.tokens, ticket.start)
+        local, remote = self._indices(record, link, push)
         try:
             checksum = transport.checksum(record.peer, local) if ticket.checksum else None
-            note = encode(Note(ticket.handoff.serial, ticket.digest, push.layers, push.tokens, checksum))
+            note = encode(Note(ticket.handoff.serial, session.digest, push.layers, push.tokens, checksum))
             handle = transport.post(record.peer, record.epoch, Write(local, remote, note))
         except TransportError:
             self._stats.writes_failed += 1
@@ -209,6 +221,16 @@ class Senders:
         size = len(local) * link.grid.descriptor_bytes(self._layout)
         self._posted[handle] = _Posted(ticket.handoff, push.number, now, size)
         return []
+
+    def _indices(self, record: _Record, link: Link, push: Push) -> tuple[Indices, Indices]:
+        """Of both pools, what the push writes."""
+        top, ticket, layers = record.top, record.session.ticket, len(push.layers)
+        if top is None or (top.layers, top.tokens, top.pages) != (layers, push.tokens, push.pages):
+            local = indices(self._layout, link.grid, push.pages, range(layers), push.tokens, push.origin)
+            remote = indices(link.layout, link.grid, ticket.pages, range(layers), push.tokens, ticket.start)
+            top = record.top = _Top(layers, push.tokens, push.pages, local, remote)
+        first = push.layers.start
+        return deeper(self._layout, link.grid, top.local, first), deeper(link.layout, link.grid, top.remote, first)
 
     def _count(self, record: _Record, event: PortEvent) -> None:
         """Keeps the counters, and forgets a record with its last event."""

@@ -233,6 +233,7 @@ class Sender:
     def __init__(self, ticket: Ticket, layers: int, page_size: int, slots: int, limits: Limits, now: float) -> None:
         self.ticket = ticket
         self.handoff: HandoffId = ticket.handoff
+        self.digest = ticket.digest
         self.state = SenderState.PUSHING
         self._limits = limits
         self._page_size = page_size
@@ -256,7 +257,7 @@ class Sender:
     def start(self, peer: str) -> list[Action]:
         ticket = self.ticket
         wanted = Wanted(self.handoff, peer, ticket.tokens, ticket.start, self._end)
-        return [Tell(Accepted(self.handoff.serial, ticket.digest)), Emit(wanted)]
+        return [Tell(Accepted(self.handoff.serial, self.digest)), Emit(wanted)]
 
     def renewed(self, now: float) -> list[Action]:
         """The peer says that it still waits for this handoff."""

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from kv_transfer.api import HandoffId, Limits, LossReason, Ticket, prefix_hash
 from kv_transfer.layout import KVLayout
 from kv_transfer.messages import (
+    WIRE_VERSION,
     Accepted,
     Beat,
     Cancel,
@@ -84,7 +85,7 @@ def test_a_message_with_other_fields_is_one_or_raises_the_named_error(message: M
         (b'["beat",[1,2,3,4,5],[]]', "at most 4"),
         (b'["note",1,"x",1,1,0,4,null]', "an empty range"),
         (b'["accepted",1,"\\ud800"]', "unprintable"),
-        (b'["hello",1]', "wire version 1; this end speaks 2"),
+        (b'["hello",1]', f"wire version 1; this end speaks {WIRE_VERSION}"),
         (encode(replace(TICKET, pages=(5,))), "do not fit"),
         (encode(replace(TICKET, start=3)), "do not fit"),
         (encode(replace(TICKET, tokens=(1,) * 101)), "at most 100"),

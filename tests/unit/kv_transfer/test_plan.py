@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from kv_transfer.layout import KVLayout
-from kv_transfer.plan import Grid, LayoutMismatchError, descriptors, grid, indices
+from kv_transfer.plan import Grid, LayoutMismatchError, count, deeper, descriptors, grid, indices
 from tests.examples import tried
 
 from .pools import pool_view
@@ -72,6 +72,9 @@ def test_the_bytes_of_the_named_tokens_move_and_no_others(pair: tuple[KVLayout, 
 
     local = indices(ours, cut, pages, range(start, stop), tokens, our_origin)
     remote = indices(theirs, cut, their_pages, range(start, stop), tokens, origin)
+    assert len(local) == len(remote) == count(cut, range(start, stop), tokens)
+    from_the_top = indices(ours, cut, pages, range(stop - start), tokens, our_origin)
+    assert (deeper(ours, cut, from_the_top, start) == local).all()
     copy(source, target, descriptors(ours, cut)[local], descriptors(theirs, cut)[remote])
     np.testing.assert_array_equal(target, expected)
 
