@@ -142,6 +142,9 @@ class Instance:
 
     def unlinked_after_s(self, peer: str, epoch: int, since_s: float) -> float:
         """How long after a moment (time.monotonic) it was not linked to that start of the peer; inf: it is still."""
+        before = [peers for at_s, peers in self._linked if at_s < since_s]
+        if before and before[-1].get(peer) != epoch:
+            return 0.0
         return next((at_s - since_s for at_s, peers in self._linked if at_s >= since_s and peers.get(peer) != epoch), math.inf)
 
     def kill(self) -> float:

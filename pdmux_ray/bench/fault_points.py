@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from operator import itemgetter
 from typing import Any, TypeAlias
 
@@ -188,11 +188,16 @@ class Point:
         self.pair.sides[side].thaw()
 
     def cut(self, for_s: float, silently: bool) -> None:
-        assert self.pair.network is not None
-        at_s = time.monotonic()
+        network = self.pair.network
+        assert network is not None
+
+        @cache
+        def cut() -> float:
+            network.cut(silently=silently)
+            return time.monotonic()
+
         for side in (DECODE, PREFILL):
-            self._expect(side, lambda: at_s, SILENT_S, for_s)
-        self.pair.network.cut(silently=silently)
+            self._expect(side, cut, SILENT_S, for_s)
 
     def heal(self) -> None:
         assert self.pair.network is not None
