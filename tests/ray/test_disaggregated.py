@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import json
 import os
 import signal
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("nixl") is None, reason="NIXL is not installed (extra nixl)"),
 ]
 
+PAGE_WORDS = 20  # of a prompt that is longer than a page: a shorter one is not fetched
 WORDS = 300  # of a prompt: its prefill takes seconds, block by block
 CONFIG = AppConfig(
     served_model_name="demo",
@@ -56,6 +58,12 @@ class Pair(App):
 
     def running(self, instance: str) -> int:
         return next(int(each["running"]) for each in self.instances() if each["id"] == instance)
+
+    def routes(self, reason: str) -> float:
+        return self.metric("pdmux_routed_requests_total", f'reason="{reason}"')
+
+    def choices(self, reason: str) -> float:
+        return self.metric("pdmux_fetch_choices_total", f'reason="{reason}"')
 
     def fetches(self, reason: str) -> float:
         return self.metric("pdmux_fetches_total", f'reason="{reason}"')
@@ -106,6 +114,54 @@ def test_answers_are_those_of_one_instance(pair: Pair, app: App) -> None:
     assert received == used > 0
 
 
+# Kind of request -> endpoint, what is asked beside model and length, prompts that are prefilled for it.
+TEXT = "word " * 40
+CHAT = {"messages": [{"role": "user", "content": TEXT}]}
+KINDS: dict[str, tuple[str, dict[str, Any], int]] = {
+    "a prompt": ("completions", {"prompt": TEXT}, 1),
+    "token ids": ("completions", {"prompt": list(range(1000, 1040))}, 1),
+    "several prompts": ("completions", {"prompt": [TEXT, TEXT + "more"]}, 2),
+    "several choices": ("completions", {"prompt": TEXT, "n": 3}, 3),
+    "log probabilities": ("completions", {"prompt": TEXT, "logprobs": 2}, 1),
+    "a stream": ("completions", {"prompt": TEXT, "stream": True}, 1),
+    "a chat": ("chat/completions", CHAT, 1),
+    "a chat that is streamed": ("chat/completions", CHAT | {"stream": True}, 1),
+    "choices of a chat": ("chat/completions", CHAT | {"n": 2}, 2),
+    "log probabilities of a chat": ("chat/completions", CHAT | {"logprobs": True, "top_logprobs": 2}, 1),
+    "penalties": ("completions", {"prompt": TEXT, "repetition_penalty": 1.2, "presence_penalty": 0.5}, 1),
+    "one token": ("completions", {"prompt": TEXT, "max_tokens": 1}, 1),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_kind_of_request_is_fetched_and_answered_as_by_one_instance(pair: Pair, app: App, kind: str) -> None:
+    endpoint, fields, prompts = KINDS[kind]
+    body = {"model": "demo", "seed": 5, "max_tokens": 4, **fields}
+    routed, landed = pair.routes("always"), pair.fetches("landed")
+    answer, expected = (httpx.post(f"{each.url}/v1/{endpoint}", json=body, timeout=60) for each in (pair, app))
+    assert (answer.status_code, said(answer)) == (200, said(expected))
+    assert pair.routes("always") == routed + 1
+    wait_until(lambda: pair.fetches("landed") >= landed + prompts, 10)
+    assert pair.fetches("landed") == landed + prompts
+
+
+def test_a_prompt_of_which_nothing_can_be_fetched_says_so(pair: Pair) -> None:
+    """It is shorter than a page."""
+    short, fetched = pair.choices("cached"), pair.metric("pdmux_fetches_total")
+    ask(pair, 1, words=2)
+    wait_until(lambda: pair.choices("cached") == short + 1, 10)
+    assert pair.metric("pdmux_fetches_total") == fetched
+
+
+def said(answer: httpx.Response) -> list[Any]:
+    """All choices of an answer; of a stream its text."""
+    if "event-stream" not in answer.headers["content-type"]:
+        return list(answer.json()["choices"])
+    events = [json.loads(line.removeprefix("data: ")) for line in answer.text.splitlines() if line.startswith("data: {")]
+    choices = [choice for event in events for choice in event["choices"]]
+    return ["".join(choice.get("text") or choice.get("delta", {}).get("content") or "" for choice in choices)]
+
+
 @pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "frozen"])
 def test_a_request_is_answered_when_the_instance_that_prefills_it_is_lost_amid_the_transfer(
     pair: Pair, app: App, fault: signal.Signals
@@ -121,11 +177,11 @@ def test_a_request_is_answered_when_the_instance_that_prefills_it_is_lost_amid_t
         if fault is signal.SIGSTOP:
             thaw.callback(os.kill, pid, signal.SIGCONT)
         assert answer.result() == ask(app, 7)
-        assert ask(pair, 8, words=5) == ask(app, 8, words=5), "nor do later ones wait for it"
+        assert ask(pair, 8, words=PAGE_WORDS) == ask(app, 8, words=PAGE_WORDS), "nor do later ones wait for it"
         wait_until(lambda: pair.fetches(reason) == lost + 1, 10)
     landed = pair.fetches("landed")
     wait_until(pair.joined, 60)
-    ask(pair, 9, words=5)
+    ask(pair, 9, words=PAGE_WORDS)
     wait_until(lambda: pair.fetches("landed") == landed + 1, 10)
 
 
@@ -151,14 +207,14 @@ def test_roles_change_while_requests_run(pair: Pair, app: App) -> None:
     prefill, decode = pair.named("prefill"), pair.named("decode")
     pids = [pair.pid(prefill), pair.pid(decode)]
     with ThreadPoolExecutor(1) as client:
-        answer = client.submit(ask, pair, 3, words=5, tokens=150)
+        answer = client.submit(ask, pair, 3, words=PAGE_WORDS, tokens=150)
         wait_until(lambda: pair.running(decode) == 1, 30)
         for instance, role in ((prefill, "decode"), (decode, "prefill")):
             assert cli.main(["role", instance, role, "--url", pair.url]) == 0
         assert (pair.named("prefill"), pair.named("decode")) == (decode, prefill)
         wait_until(pair.joined, 10)
-        assert ask(pair, 4, words=5) == ask(app, 4, words=5)
-        assert answer.result() == ask(app, 3, words=5, tokens=150)
+        assert ask(pair, 4, words=PAGE_WORDS) == ask(app, 4, words=PAGE_WORDS)
+        assert answer.result() == ask(app, 3, words=PAGE_WORDS, tokens=150)
     wait_until(lambda: pair.metric("pdmux_fetches_total", f'instance="{prefill}",reason="landed"') == 1, 10)
     for instance, role in ((prefill, "prefill"), (decode, "decode")):
         assert cli.main(["role", instance, role, "--url", pair.url]) == 0
