@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-import math
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -31,8 +30,9 @@ from pdmux_ray.serve import wire
 from pdmux_ray.serve.channel import Switchboard
 from pdmux_ray.serve.node_address import bind_calls_to_node_address
 from pdmux_ray.serve.peers import Peers, Pooled, Who, model_digest, open_peers
+from pdmux_ray.serve.router import one_pass_tokens
 from pdmux_ray.text.tokenizer import Tokenizer
-from pdmux_ray.types import Mode, Role, TokenEvent
+from pdmux_ray.types import Role, TokenEvent
 
 log = logging.getLogger("ray.serve")
 
@@ -194,13 +194,12 @@ def _resolved(config: EngineConfig, runner: Runner, limits: EngineLimits) -> str
 
 def _device(config: EngineConfig, runner: Runner) -> dict[str, Any]:
     """What gateways predict with, where they have a latency model. See `policy.views.InstanceCosts`."""
-    one_pass = {Mode.PREFILL_FIRST: math.inf, Mode.CHUNKED: float(config.chunk_tokens)}
     lanes = runner if isinstance(runner, LaneRunner) else None
     pool = runner.layout if isinstance(runner, Pooled) else None
     return {
         "layers": lanes.layers if lanes else 1,
         "units": lanes.units if lanes else 1,
-        "one_pass_tokens": one_pass.get(config.mode),
+        "one_pass_tokens": one_pass_tokens(config),
         "page_size": runner.page_size,
         "kv_bytes_per_token": pool.layers * 2 * pool.kv_heads * pool.head_dim * pool.dtype_bytes if pool else 0,
     }
