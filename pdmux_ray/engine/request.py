@@ -46,6 +46,7 @@ class Request:
         "started",
         "stop_after_tokens",
         "stop_ids",
+        "token_s",
         "tokens",
         "ttft_deadline_s",
     )
@@ -70,6 +71,7 @@ class Request:
         self.arrival = -1  # given when it is enqueued
         self.deadline_s = new.deadline_s
         self.ttft_deadline_s = now + ttft_s
+        self.token_s = now  # when its last token came; before the first one, when it came itself
         self.tokens = [*new.prompt, *(new.generated or ())]
         self.prompt_tokens = len(new.prompt)
         self.given_tokens = len(self.tokens)  # known when it came: those of another instance are among them

@@ -276,6 +276,7 @@ class Scheduler:
         if computed >= request.next_publish_tokens:
             request.publish(self.pool)
         tokens.append(token)
+        request.token_s = now
         event = TokenEvent(request.request_id, token, logprob)
         if computed == request.given_tokens:
             event.cached_tokens = request.cached_tokens

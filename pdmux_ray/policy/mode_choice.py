@@ -22,6 +22,12 @@ class Need(NamedTuple):
     left_s: float  # until the most urgent first token is due; inf: nobody said when
     decode_s: float  # what the decodes would take with the device to themselves
     prefill_s: float  # and what is left of the prefill
+    waited_s: float = 0.0  # of the objective, since the decodes had their last tokens: a block of TIME_SHARED came between
+
+    def bound_s(self, way: Way) -> float:
+        """Of the next gap that is up to this step. With TIME_SHARED the decodes come first, and the gap that its block makes
+        begins with their tokens; every other way makes the one that has begun longer."""
+        return way.gap_s.bound_s if way.mode is Mode.TIME_SHARED else self.waited_s + way.gap_s.bound_s
 
 
 class Choice(NamedTuple):
@@ -29,7 +35,7 @@ class Choice(NamedTuple):
 
     way: Way
     why: ModeReason
-    itl_s: float  # the objective that it was chosen by, or in a hurry what stands for it
+    itl_s: float  # what is left of the objective that it was chosen by, or in a hurry of what stands for it
 
 
 def choose_in_time(best: Callable[[Need], tuple[Way, ModeReason]], need: Need) -> Choice:
@@ -37,12 +43,12 @@ def choose_in_time(best: Callable[[Need], tuple[Way, ModeReason]], need: Need) -
     objective that is a little longer, if it would by that."""
     calm, why = best(need)
     if calm.finish_s <= need.left_s or need.left_s <= 0 or why is ModeReason.BEST_EFFORT:
-        return Choice(calm, why, need.itl_s)
+        return Choice(calm, why, need.itl_s - need.waited_s)
     loose = need._replace(itl_s=LITTLE * need.itl_s)
     hurried, _ = best(loose)
     if hurried.finish_s > need.left_s:
-        return Choice(calm, why, need.itl_s)
-    return Choice(hurried, ModeReason.HURRY, loose.itl_s)
+        return Choice(calm, why, need.itl_s - need.waited_s)
+    return Choice(hurried, ModeReason.HURRY, loose.itl_s - need.waited_s)
 
 
 def work_rate(way: Way, need: Need) -> float:
@@ -65,11 +71,11 @@ def choose_way(
     """
     why = ModeReason.SOONEST
     cost: Callable[[Way], float] = _finish_s
-    fit = [way for way in ways if way.gap_s.bound_s <= need.itl_s]
+    fit = [way for way in ways if need.bound_s(way) <= need.itl_s]
     if not fit:
         why = ModeReason.BEST_EFFORT
-        least_s = min(way.gap_s.bound_s for way in ways)
-        fit = [way for way in ways if way.gap_s.bound_s <= LITTLE * least_s]
+        least_s = min(map(need.bound_s, ways))
+        fit = [way for way in ways if need.bound_s(way) <= LITTLE * least_s]
     elif need.left_s < math.inf and (in_time := [way for way in fit if SAFE * way.finish_s <= need.left_s]):
         why, cost, fit = ModeReason.SLACK, _per_work(need), in_time
     elif need.left_s < min(way.finish_s for way in fit):

@@ -76,22 +76,23 @@ def _auto(step: LaneStep, work: Work, costs: CostModel) -> Choice:
     view, limits = step.view, step.limits
     decode_s = costs.decode(*step.decodes, view.units, 0).predicted_s
     prefill_s = costs.prefill(work.pieces, view.layers - work.layers_done, view.units, 0).predicted_s
+    waited_s = max(view.now - min([request.token_s for request in step.decoding]), 0.0)
 
     def best(need: Need) -> tuple[Way, ModeReason]:
-        ways = _ways(step, work, costs, need.itl_s)
+        ways = _ways(step, work, costs, need)
         return choose_way(ways, need, view.mode, view.now - view.mode_since_s, costs.switch_s, limits.dwell)
 
-    return choose_in_time(best, Need(limits.itl_s, work.due_s - view.now, decode_s, prefill_s))
+    return choose_in_time(best, Need(limits.itl_s, work.due_s - view.now, decode_s, prefill_s, waited_s))
 
 
-def _ways(step: LaneStep, work: Work, costs: CostModel, itl_s: float) -> list[Way]:
-    """All that are possible."""
-    view, decodes = step.view, step.decodes
-    ways = [time_shared(costs, view, decodes, work, itl_s)]
+def _ways(step: LaneStep, work: Work, costs: CostModel, need: Need) -> list[Way]:
+    """All that are possible. See `Need.bound_s`."""
+    view, decodes, left_s = step.view, step.decodes, need.itl_s - need.waited_s
+    ways = [time_shared(costs, view, decodes, work, need.itl_s)]
     if view.splits:
-        ways += [beside(costs, view, decodes, work, mode, itl_s) for mode in (Mode.SPLIT, Mode.CAPPED)]
+        ways += [beside(costs, view, decodes, work, mode, left_s) for mode in (Mode.SPLIT, Mode.CAPPED)]
     if not step.jobs:  # a job's layers cannot become chunks
-        ways.append(chunked(costs, view, decodes, work, itl_s, step.limits.max_prefill_tokens))
+        ways.append(chunked(costs, view, decodes, work, left_s, step.limits.max_prefill_tokens))
     return ways
 
 

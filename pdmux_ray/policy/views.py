@@ -35,6 +35,10 @@ class RequestView(Protocol):
         """When its first token is due, on the engine's clock; infinite without a TTFT objective, or once the token is out."""
 
     @property
+    def token_s(self) -> float:
+        """When its last token came, on the engine's clock; before the first one, when it came itself."""
+
+    @property
     def prefix_key(self) -> bytes | None:
         """Equal when the known tokens but the last are, as far as they fill pages. None without prefix cache."""
 

@@ -36,6 +36,7 @@ class Asked:
     left: int = 1  # tokens to generate
     pinned: bool = False
     prefix_key: bytes | None = None
+    token_s: float = math.inf  # just now
 
 
 @dataclass(frozen=True)

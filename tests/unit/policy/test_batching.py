@@ -28,6 +28,7 @@ class Seen:
     ttft_deadline_s: float = math.inf
     pinned: bool = False
     prefix_key: bytes | None = None
+    token_s: float = 0.0
 
 
 @dataclass(frozen=True)

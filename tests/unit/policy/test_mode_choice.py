@@ -214,3 +214,33 @@ def test_a_deadline_ahead_lets_both_phases_run_at_once_where_a_loose_objective_w
     due = replace(busy(8), waiting=[waiter("w", 2048, due_s=100.0 + 60.0)])
     at_once = [mode_of(plan_of(view, itl_s, GPU)) in (Mode.SPLIT, Mode.CAPPED) for view in (busy(8), due)]
     assert at_once == [False, True]
+
+
+def test_a_gap_that_a_block_has_begun_is_not_made_longer_than_the_objective_by_what_comes_beside_the_next_decode() -> None:
+    """A loose objective asks for a long chunk; right after a block of TIME_SHARED, whose time is in the same gap, for less."""
+    itl_s = 3 * CPU.decode(4, 400, 2, 0).bound_s
+    view = busy(2)
+    calm = plan_of(view, itl_s, CPU)
+    for request in view.decoding:
+        request.token_s = view.now - itl_s / 2
+    after = plan_of(view, itl_s, CPU)
+    assert gap_bound_s(calm) > itl_s / 2
+    assert mode_of(after) is Mode.TIME_SHARED or gap_bound_s(after) <= itl_s / 2
+
+
+def test_who_waits_longest_of_the_decodes_counts() -> None:
+    itl_s = 3 * CPU.decode(4, 400, 2, 0).bound_s
+    view = busy(2)
+    view.decoding[2].token_s = view.now - itl_s / 2
+    first = plan_of(view, itl_s, CPU)
+    for request in view.decoding:
+        request.token_s = view.now - itl_s / 2
+    assert plan_of(view, itl_s, CPU) == first
+
+
+def test_turns_go_on_when_their_block_has_used_up_the_gap_for_everything_else() -> None:
+    need = Need(0.03, math.inf, 0.01, 0.05, waited_s=0.02)
+    turns = Way(Mode.TIME_SHARED, Split(2, 2), 10, Estimate(0.025, 0.03), 0.1, Estimate(0.01, 0.01), Estimate(0.015, 0.02))
+    split = Way(Mode.SPLIT, Split(1, 1), 10, Estimate(0.012, 0.02), 0.05, Estimate(0.012, 0.02), Estimate(0.01, 0.02))
+    assert choose_way([turns, split], need, Mode.SPLIT, 1.0, 1e-6, 10.0)[0] is turns
+    assert choose_way([turns, split], need._replace(waited_s=0.0), Mode.SPLIT, 1.0, 1e-6, 10.0)[0] is split
