@@ -61,7 +61,14 @@ class App:
 def replicas(app: App, deployment: str) -> list[int]:
     """The pids of an application's replicas of that deployment."""
     title = f"ray::ServeReplica:{app.name}:{deployment}"
-    return [p.pid for p in psutil.Process().children(recursive=True) if title in " ".join(p.cmdline())]
+    return [process.pid for process in psutil.Process().children(recursive=True) if title in _command(process)]
+
+
+def _command(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.NoSuchProcess:  # it has just ended
+        return ""
 
 
 def fake_engine(**fields: object) -> EngineConfig:

@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import logging
 import random
+from dataclasses import replace
 
 import pytest
 
 from pdmux_ray.latency.correction import DRIFT_AFTER, LEAST_GUARD, CorrectedCosts
 from pdmux_ray.latency.loading import as_told
+from pdmux_ray.latency.model import FittedCosts
 from pdmux_ray.latency.profile import Profile
 from pdmux_ray.policy.views import LearningCostModel, Piece
 
@@ -80,10 +82,10 @@ def test_a_time_above_the_bound_widens_it_at_once_and_99_below_undo_that(correct
     assert guard() == pytest.approx(before)
 
 
-def test_times_that_vary_less_than_in_the_profile_narrow_the_bound_but_never_onto_the_prediction(
-    corrected: CorrectedCosts, profile: Profile
-) -> None:
-    usual = profile.costs().decode(4, 800, 1, 1)
+def test_times_that_vary_less_than_in_the_profile_narrow_the_bound_but_never_onto_the_prediction(profile: Profile) -> None:
+    parameters = profile.costs().parameters
+    base = FittedCosts(replace(parameters, guards={part: (1.5,) * 5 for part in parameters.guards}))
+    usual, corrected = base.decode(4, 800, 1, 1), CorrectedCosts(base)
     decode(corrected, usual.predicted_s, times=3000)
     now = corrected.decode(4, 800, 1, 1)
     assert now.bound_s == pytest.approx(LEAST_GUARD * now.predicted_s)
