@@ -63,6 +63,8 @@ def parser() -> argparse.ArgumentParser:
         "rates that all servers are given, instead of a search of each: shares of what an idle one carries, such as 0.7,1,1.4"
     )
     parser.add_argument("--shares", metavar="S,S,…", help=text)
+    text = "keep all servers up and give each one run of each rate in turn: for a machine whose speed drifts; needs --shares"
+    parser.add_argument("--together", action="store_true", help=text)
     parser.add_argument("--workloads", default=",".join(SHAPES), metavar="W,W,…", help="default: all four")
     parser.add_argument("--slo", default=SLO, metavar="SLO", help=f"default {SLO}: times the idle server's")
     parser.add_argument("--seed", type=int, default=0)
@@ -78,7 +80,9 @@ def make_study(args: argparse.Namespace, console: Console) -> Study:
     workloads = list(dict.fromkeys(args.workloads.split(",")))
     requests = QUICK_REQUESTS if args.quick else REQUESTS
     shares = read_shares(args.shares) if args.shares else ()
-    extent = Extent.within(minutes, args.rounds, names, len(workloads), requests, shares)
+    if args.together and not shares:
+        raise ConfigError("--together needs --shares: a search goes on from what the server before has shown.")
+    extent = Extent.within(minutes, args.rounds, names, len(workloads), requests, shares, args.together)
     shapes = []
     for name in workloads:
         scaling = Scaling(divide=SHAPES.get(name, 1.0), max_context=MAX_CONTEXT, min_output_tokens=MIN_OUTPUT_TOKENS)

@@ -1,6 +1,10 @@
-"""Servers under the same load, one server at a time (an idle one would still take CPU): what they carry within one SLO.
+"""Servers under the same load: what they carry within one SLO.
 
     yardstick (idle: the SLO; in a closed loop: the rates) ──► each round, each server, each shape: search the rates, or all
+                                                          or ──► together: each shape, each round, each rate: each server
+
+One server is up at a time, since an idle one still takes CPU; or, `together`, all are, and take turns of one run each: where a
+machine's speed drifts by more than the servers differ, only runs that follow each other can be compared.
 
 A search runs a rate again, with other prompts, while all its runs together do not say clearly whether it holds. The nth run at
 a rate is the same for every server. The order of the servers turns round from round to round, since a machine's speed drifts. A
@@ -12,7 +16,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -65,6 +69,7 @@ class Extent:
     requests: int = REQUESTS
     drain_s: float = 8.0
     shares: Sequence[float] = ()  # the rates, as shares of what the yardstick carries; empty: they are searched
+    together: bool = False  # all servers are up, and take turns; the rates are `shares`
 
     def seconds_at(self, rate: float) -> float:
         """Of arrivals of a run."""
@@ -92,16 +97,17 @@ class Extent:
         shapes: int,
         requests: int = REQUESTS,
         shares: Sequence[float] = (),
+        together: bool = False,
     ) -> Extent:
         """Searches, or runs at the shares, that take about so long in all, if the rates allow it."""
-        whole = cls(rounds, 0.0, requests, shares=shares)
+        whole = cls(rounds, 0.0, requests, shares=shares, together=together)
         left_s = minutes * 60 - whole.before_s(names, shapes)
         a_run_s = left_s / (rounds * len(names) * shapes * whole.usual_runs) - whole._overhead_s
         return replace(whole, seconds=float(f"{min(max(a_run_s, LEAST_SECONDS), MOST_SECONDS):.2g}"))
 
     def before_s(self, names: Sequence[str], shapes: int) -> float:
         """About, of the yardstick and of starting all servers."""
-        return START_S + shapes * CALIBRATION_S + self.rounds * start_s(names)
+        return START_S + shapes * CALIBRATION_S + (1 if self.together else self.rounds) * start_s(names)
 
     def slowest_s(self, names: Sequence[str], shapes: int) -> float:
         """About, were all rates the lowest of a grid, and no search tried more than it must: what no deadline shortens."""
@@ -150,11 +156,13 @@ class Study:
     terms: Terms | None = None
     _searches_left: int = 0
     _round: int = 0
+    _runs_done: float = 0.0  # or not needed
 
     def describe(self) -> None:
         """What will be done, and how long it takes."""
         extent = self.extent
-        self._print(f"{len(self.names)} servers, one at a time: {', '.join(self.names)}")
+        how = "together, in turns" if self.extent.together else "one at a time"
+        self._print(f"{len(self.names)} servers, {how}: {', '.join(self.names)}")
         for shape in self.shapes:
             for line in (shape.workload.name, *(f"  {text}" for text in shape.workload.description)):
                 self._print(line)
@@ -176,6 +184,9 @@ class Study:
         self._searches_left = searches
         self._measure_yardstick()
         with Progress(searches * self.extent.usual_runs, self.console) as progress:
+            if self.extent.together:
+                self._take_turns(outcome, progress)
+                return
             for round_index in range(self.extent.rounds):
                 self._round = round_index
                 for name in list(self.names)[:: -1 if self._round % 2 else 1]:
@@ -214,24 +225,46 @@ class Study:
         text = self.command(name, self.terms.slo)
         with self.serve(text, self.model) as target:
             for shape in self.shapes:
-                session = self._session(shape, name, text, target, outcome)
-                offer = replace(shape.offer, requests=2, duration_s=None)
-                run_loop(saturate(target, offer, level=0.5 + self._round))  # warms up
-                conductor = Conductor(shape.offer, Options(drain_s=self.extent.drain_s), progress, on_timeline=_keep_steps)
-                conductor.done = self._done
-                holds = partial(self._holds, conductor, session, target)
+                holds = self._ready(shape, name, text, target, outcome, progress)
+                done = self._runs_done + self.extent.usual_runs
                 if self.extent.shares:
                     for rate in shape.rates:
                         holds(rate, -math.inf)
                 else:
                     self._search(shape, name, holds)
                 self._searches_left -= 1
+                self._runs_done = done
 
-    @property
-    def _done(self) -> float:
-        """Runs that are over or were not needed."""
-        searches = self.extent.rounds * len(self.names) * len(self.shapes)
-        return (searches - self._searches_left) * float(self.extent.usual_runs)
+    def _take_turns(self, outcome: Outcome, progress: Progress) -> None:
+        """A server that cannot be started is noted; one that cannot be measured ends the study."""
+        assert self.terms is not None
+        with ExitStack() as stack:
+            up = []
+            for name in self.names:
+                text = self.command(name, self.terms.slo)
+                try:
+                    up.append((name, text, stack.enter_context(self.serve(text, self.model))))
+                except PdmuxError as error:
+                    outcome.stop(f"{name} was not measured: {error}")
+            try:
+                for shape in self.shapes:
+                    takers = [self._ready(shape, *server, outcome, progress) for server in up]
+                    for turn, rate in enumerate(list(shape.rates) * self.extent.rounds):
+                        for holds in takers[:: -1 if turn % 2 else 1]:
+                            holds(rate, -math.inf)
+                            self._runs_done += 1.0
+            except PdmuxError as error:
+                outcome.stop(f"the turns were not measured to the end: {error}")
+
+    def _ready(
+        self, shape: Shape, name: str, text: str, target: Target, outcome: Outcome, progress: Progress
+    ) -> Callable[[float, float], bool]:
+        """Warms the server up with the shape. What it is then asked is `_holds`."""
+        session = self._session(shape, name, text, target, outcome)
+        offer = replace(shape.offer, requests=2, duration_s=None)
+        run_loop(saturate(target, offer, level=0.5 + self._round))
+        conductor = Conductor(shape.offer, Options(drain_s=self.extent.drain_s), progress, on_timeline=_keep_steps)
+        return partial(self._holds, conductor, session, target)
 
     def _search(self, shape: Shape, name: str, holds: Callable[[float, float], bool]) -> None:
         """All searches that are left share the time alike."""
@@ -259,9 +292,11 @@ class Study:
         """Whether the rate holds, all its runs together. It is run again while a run is invalid (something else wanted the
         cores), and while the result is unclear and there is time."""
         run_s = self.extent.run_s(rate)
+        conductor.done = max(conductor.done, self._runs_done)
+        most_done = self._runs_done + (1.0 if self.extent.together else self.extent.usual_runs) - 1.0
         conductor.offer = replace(conductor.offer, duration_s=self.extent.seconds_at(rate))
         for _ in range(MOST_RUNS):
-            conductor.done = min(conductor.done, self._done + self.extent.usual_runs - 1.0)
+            conductor.done = min(conductor.done, most_done)
             earlier = sum(record.rate == rate for record in session.records)
             summary = conductor.run(session, target, rate, earlier)
             good = next((point.good for point in session.points() if point.rate_rps == rate), ())

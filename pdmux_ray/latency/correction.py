@@ -1,13 +1,16 @@
 """Corrects a latency model while it is used: a `CostModel` that learns from what steps really took. Stdlib only.
 
     corrected prediction = prediction * exp(mean),   mean: EWMA of log(measured / predicted), per cell
-    corrected bound      = corrected prediction * adaptive guard, * DRIFT_WIDENING if drifting
+    corrected bound      = corrected prediction * adaptive guard, which a drift alarm widens by DRIFT_WIDENING once
 
 The adaptive guard begins as the profile's and follows the 99 % quantile of measured / corrected prediction, whatever its
 distribution becomes (adaptive conformal inference, Gibbs and Candes 2021): a time above the bound raises its log by `WIDEN`,
 one below lowers it by WIDEN / 99, so that it takes 99 times below to undo one above, and in the long run 1 % are above. A
 profile's own guards are wide where the work that it measured had little in common: a bound of twice what steps take would
 forbid splits that keep the objective.
+
+A cell begins with what all sizes of its kind of work have taught, and a kind with what all kinds have: what slows one slows
+most.
 """
 
 from __future__ import annotations
@@ -26,11 +29,12 @@ WIDEST = math.log(8.0)  # over the profile's
 LEAST_GUARD = 1.1  # times the corrected prediction: no bound is nearer
 LEARN = 0.05  # weight of a new time in the mean, when there have been many
 LEARN_FIRST = 4  # the first ones weigh as if so many had come before them
-CLIP = 0.1  # a time counts as no further from the mean than this: so the mean stays near the median, of which few stalls know
+CLIP = 0.1  # a time counts as no further from the mean than this: so the mean stays near the median, of which few stalls know.
+# The first ones count further: a mean that nears the truth by steps of this size leaves every time on the way above the bound.
 DRIFT = math.log(1.3)  # a mean so far from the profile is a drift
 DRIFT_AFTER = 50  # times of a cell
 CALM = DRIFT / 2  # and back under this is none any more
-DRIFT_WIDENING = 1.15
+DRIFT_WIDENING = math.log(1.15)  # once: what the guard adapts to after that is told by the times
 
 KINDS = ("decode", "prefill", "mixed")
 PREDICTION_FACTOR, BOUND_FACTOR = "pdmux_prediction_factor", "pdmux_bound_factor"  # names of figures
@@ -88,6 +92,7 @@ class CorrectedCosts:
         self._base = base
         self._cells: dict[Cell, _State] = {}
         self._parts: dict[tuple[str, int, int], _State] = {}  # all sizes together: where a new cell begins
+        self._all = _State()  # all kinds together: where a new part begins
         self._observed = self._exceeded = 0
 
     @property
@@ -121,27 +126,26 @@ class CorrectedCosts:
     def _factors(self) -> dict[str, tuple[float, float]]:
         units = self._base.parameters.units
         found = ((kind, self._parts.get((kind, units, 0))) for kind in KINDS)
-        return {kind: (math.exp(state.mean), math.exp(state.mean) * _widening(state)) for kind, state in found if state}
+        return {kind: (math.exp(state.mean), math.exp(state.mean + state.guard)) for kind, state in found if state}
 
     def _corrected(self, kind: str, units: int, beside: int, base: Estimate) -> Estimate:
         predicted_s, bound_s = base
-        state = self._cells.get((kind, units, beside, size_of(predicted_s))) or self._parts.get((kind, units, beside))  # type: ignore[call-overload]
-        if state is None:
-            return base
+        key = (kind, units, beside, size_of(predicted_s))  # equal to a Cell, and sooner made
+        state = self._cells.get(key) or self._parts.get(key[:3], self._all)  # type: ignore[call-overload]
         factor = math.exp(state.mean)
-        return Estimate(predicted_s * factor, bound_s * factor * _widening(state))
+        return Estimate(predicted_s * factor, bound_s * math.exp(state.mean + state.guard))
 
     def _learn(self, kind: str, units: int, beside: int, base: Estimate, seconds: float) -> None:
-        part = self._parts.setdefault((kind, units, beside), _State())
+        part = self._parts.setdefault((kind, units, beside), self._all.child())
         cell = Cell(kind, units, beside, size_of(base.predicted_s))
         state = self._cells.get(cell)
         if state is None:
             state = self._cells[cell] = part.child()
         self._observed += 1
-        bound_s = base.bound_s * math.exp(state.mean) * _widening(state)
+        bound_s = base.bound_s * math.exp(state.mean + state.guard)
         self._exceeded += seconds > bound_s
         distance = math.log(max(seconds, 1e-9) / base.predicted_s)
-        for one in (part, state):
+        for one in (self._all, part, state):
             _update(one, distance, base)
         self._watch(cell, state)
 
@@ -150,7 +154,9 @@ class CorrectedCosts:
         if state.seen < DRIFT_AFTER or not (far > DRIFT or (state.drifting and far > CALM)):
             state.drifting = False
             return
-        state.drifting = True
+        if not state.drifting:
+            state.drifting = True
+            state.guard = min(state.guard + DRIFT_WIDENING, WIDEST)
         if not state.told:
             state.told = True
             log.warning(
@@ -188,10 +194,6 @@ class ToldCosts:
         return Estimate(predicted_s * self.prediction_factor.get(kind, 1.0), bound_s * self.bound_factor.get(kind, 1.0))
 
 
-def _widening(state: _State) -> float:
-    return math.exp(state.guard) * (DRIFT_WIDENING if state.drifting else 1.0)
-
-
 def _update(state: _State, distance: float, base: Estimate) -> None:
     """`distance`: log(measured / predicted), before any correction."""
     profiled = math.log(base.bound_s / base.predicted_s)
@@ -200,4 +202,5 @@ def _update(state: _State, distance: float, base: Estimate) -> None:
     state.guard = min(max(state.guard + (WIDEN if over else -NARROW), narrowest), WIDEST)
     state.seen += 1
     weight = max(LEARN, 1 / (LEARN_FIRST + state.seen))
-    state.mean += weight * min(max(distance - state.mean, -CLIP), CLIP)
+    clip = max(CLIP, LEARN_FIRST / (LEARN_FIRST + state.seen))
+    state.mean += weight * min(max(distance - state.mean, -clip), clip)

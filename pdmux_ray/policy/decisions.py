@@ -57,11 +57,10 @@ class ModeReason(Enum):
     NO_PREFILL = "no_prefill"  # nobody is prefilled: the decodes have every unit
     NO_DECODE = "no_decode"  # nobody decodes: the prefill has every unit
     FITS = "fits"  # the configured mode, with as much for the prefill as the ITL objective allows by the bound
-    BEST_EFFORT = "best_effort"  # nothing that may be chosen keeps the ITL objective: what misses it least, or nearly
-    SLACK = "slack"  # the first token is in time: of the modes that keep the ITL objective, the one that gets most work done
-    SOONEST = "soonest"  # of the modes that keep the ITL objective, the one that ends the prefill first
-    LATE = "late"  # the first token is late whatever is done: as SLACK
-    HURRY = "hurry"  # this mode misses the ITL objective by little, and else the first token would be late
+    BEST_EFFORT = "best_effort"  # no way has a bound that keeps the ITL objective
+    SLACK = "slack"  # AUTO: fewest misses are expected of it; its bound keeps the ITL objective, and the first token is in time
+    LATE = "late"  # AUTO: as SLACK, but the first token will be late
+    RISK = "risk"  # AUTO: more misses are expected of all whose bound keeps the ITL objective than of this one, whose does not
     DWELL = "dwell"  # another one would be better, but the last change is too recent
     HELD = "held"  # a block in flight keeps its units: nothing changes before it ends
     TABLE = "table"  # the published rule by decode batch size

@@ -10,19 +10,29 @@ chunks       CHUNKED by predicted time               mode_choice  which way AUTO
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+from typing import NamedTuple
 
 from pdmux_ray.policy.chunks import plan_chunks
 from pdmux_ray.policy.decisions import LaneUse, ModeReason, StepPlan, StepReason
 from pdmux_ray.policy.jobs import choose_work
 from pdmux_ray.policy.lane_limits import LaneLimits
 from pdmux_ray.policy.lane_step import LaneStep, lane_step, mode_in_force
-from pdmux_ray.policy.mode_choice import Choice, Need, choose_in_time, choose_way
+from pdmux_ray.policy.mode_choice import Need, choose_way
 from pdmux_ray.policy.sharing import Way, Work, beside, chunked, most, time_shared
 from pdmux_ray.policy.views import CostModel, LanesView
 from pdmux_ray.types import Mode, Split
 
 LANE_MODES = (Mode.SPLIT, Mode.CAPPED, Mode.TIME_SHARED)
+
+
+class Choice(NamedTuple):
+    """The way that a step takes."""
+
+    way: Way
+    why: ModeReason
+    room_s: float  # that the bound of a chunk may take up
 
 
 def plan_lanes(view: LanesView, limits: LaneLimits, costs: CostModel | None) -> StepPlan:
@@ -52,9 +62,9 @@ def plan_lanes(view: LanesView, limits: LaneLimits, costs: CostModel | None) -> 
     if limits.rule is not None:
         return _plan(step, StepReason.LANES_BOTH, _ruled_use(step, work))
     assert costs is not None
-    way, why, itl_s = _choose(step, work, costs)
+    way, why, room_s = _choose(step, work, costs)
     if way.mode is Mode.CHUNKED:
-        return _chunk(step, why, itl_s)
+        return _chunk(step, why, room_s)
     return _plan(
         step, StepReason.LANES_BOTH, LaneUse(way.mode, way.split, why, work.block(way.layers), way.decode_s, way.block_s)
     )
@@ -73,26 +83,36 @@ def _choose(step: LaneStep, work: Work, costs: CostModel) -> Choice:
 
 
 def _auto(step: LaneStep, work: Work, costs: CostModel) -> Choice:
-    view, limits = step.view, step.limits
-    decode_s = costs.decode(*step.decodes, view.units, 0).predicted_s
-    prefill_s = costs.prefill(work.pieces, view.layers - work.layers_done, view.units, 0).predicted_s
-    waited_s = max(view.now - min([request.token_s for request in step.decoding]), 0.0)
-
-    def best(need: Need) -> tuple[Way, ModeReason]:
-        ways = _ways(step, work, costs, need)
-        return choose_way(ways, need, view.mode, view.now - view.mode_since_s, costs.switch_s, limits.dwell)
-
-    return choose_in_time(best, Need(limits.itl_s, work.due_s - view.now, decode_s, prefill_s, waited_s))
+    view, limits, prompts = step.view, step.limits, len(work.pieces)
+    need = Need(
+        itl_s=limits.itl_s,
+        left_s=work.due_s - view.now,
+        decode_s=costs.decode(*step.decodes, view.units, 0).predicted_s,
+        prefill_s=costs.prefill(work.pieces, view.layers - work.layers_done, view.units, 0).predicted_s,
+        decodes=step.decodes.batch,
+        prompts=prompts,
+        others=len(step.startable) - (prompts if work.job is None else 0),
+        waited_s=max(view.now - min([request.token_s for request in step.decoding]), 0.0),
+    )
+    way, why = choose_way(
+        _ways(step, work, costs, need), need, view.mode, view.now - view.mode_since_s, costs.switch_s, limits.dwell
+    )
+    return Choice(way, why, max(need.room_s(way), way.gap_s.bound_s))
 
 
 def _ways(step: LaneStep, work: Work, costs: CostModel, need: Need) -> list[Way]:
-    """All that are possible. See `Need.bound_s`."""
-    view, decodes, left_s = step.view, step.decodes, need.itl_s - need.waited_s
+    """All that are possible. Those that can be cut to fit the objective also whole. See `Need.room_s`."""
+    view, decodes, room_s = step.view, step.decodes, need.itl_s - need.waited_s
     ways = [time_shared(costs, view, decodes, work, need.itl_s)]
+    if ways[0].layers < view.layers - work.layers_done:
+        ways.append(time_shared(costs, view, decodes, work, math.inf))
     if view.splits:
-        ways += [beside(costs, view, decodes, work, mode, left_s) for mode in (Mode.SPLIT, Mode.CAPPED)]
+        ways += [beside(costs, view, decodes, work, mode, room_s) for mode in (Mode.SPLIT, Mode.CAPPED)]
     if not step.jobs:  # a job's layers cannot become chunks
-        ways.append(chunked(costs, view, decodes, work, left_s, step.limits.max_prefill_tokens))
+        most_tokens = step.limits.max_prefill_tokens
+        ways.append(chunked(costs, view, decodes, work, room_s, most_tokens))
+        if ways[-1].finish_s > ways[-1].gap_s.predicted_s:
+            ways.append(chunked(costs, view, decodes, work, math.inf, most_tokens))
     return ways
 
 
@@ -152,8 +172,8 @@ def _decode_alone(step: LaneStep, blocked: StepReason | None) -> StepPlan:
     return _plan(step, reason, LaneUse(_lane_mode(step), Split(0, units), ModeReason.NO_PREFILL, None, decode_s))
 
 
-def _chunk(step: LaneStep, why: ModeReason, itl_s: float) -> StepPlan:
-    chunks, step_s, blocked = plan_chunks(step, itl_s)
+def _chunk(step: LaneStep, why: ModeReason, room_s: float) -> StepPlan:
+    chunks, step_s, blocked = plan_chunks(step, room_s)
     if not chunks:
         return _decode_alone(step, blocked)
     reason = StepReason.CHUNK_MIXED if step.decoding else StepReason.CHUNK_ONLY

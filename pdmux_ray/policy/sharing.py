@@ -14,6 +14,7 @@ prefill where a split of two cores leaves 1/2: there a chunk as long as the obje
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
@@ -137,14 +138,14 @@ def beside(costs: CostModel, view: LanesView, decodes: Decodes, work: Work, mode
 
 
 def time_shared(costs: CostModel, view: LanesView, decodes: Decodes, work: Work, itl_s: float) -> Way:
-    """A decode step, then as many layers as still fit the objective (at least one), each on every unit."""
+    """A decode step, then as many layers as still fit the objective (at least one; inf: all), each on every unit."""
     units, left = view.units, view.layers - work.layers_done
     step_s = costs.decode(*decodes, units, 0)
 
     def block(layers: int) -> Estimate:
         return costs.prefill(work.pieces, layers, units, 0)
 
-    layers = most(lambda layers: step_s.bound_s + block(layers).bound_s <= itl_s, left)
+    layers = left if itl_s == math.inf else most(lambda layers: step_s.bound_s + block(layers).bound_s <= itl_s, left)
     block_s = block(layers)
     gap_s = Estimate(step_s.predicted_s + block_s.predicted_s, step_s.bound_s + block_s.bound_s)
     finish_s = -(-left // layers) * step_s.predicted_s + block(left).predicted_s
@@ -167,5 +168,6 @@ def chunk_tokens(
     def step(grains: int) -> Estimate:
         return costs.mixed(*decodes, (Piece(min(grains * GRAIN, most_tokens), prior_tokens),), view.units)
 
-    grains = most(lambda grains: step(grains).bound_s <= itl_s, -(-most_tokens // GRAIN))
+    every = -(-most_tokens // GRAIN)
+    grains = every if itl_s == math.inf else most(lambda grains: step(grains).bound_s <= itl_s, every)
     return min(grains * GRAIN, most_tokens), step(grains)

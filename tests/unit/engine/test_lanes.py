@@ -157,7 +157,7 @@ def test_who_predicts_is_told_what_each_step_and_block_took(worlds: Worlds) -> N
 def test_who_predicts_is_told_of_a_pass_without_a_prefill_as_of_a_decode(worlds: Worlds) -> None:
     learner = Learner()
     script = Script(
-        StepPlan(StepReason.CHUNK_ONLY, prefill=(Chunk("a", 0, 4),), why=ModeReason.SOONEST),
+        StepPlan(StepReason.CHUNK_ONLY, prefill=(Chunk("a", 0, 4),), why=ModeReason.SLACK),
         StepPlan(StepReason.DECODE_ONLY, ("a",), why=ModeReason.NO_PREFILL),
     )
     engine, _ = worlds(limits(mode=Mode.AUTO), runner=device, planner=script, costs=learner)

@@ -34,10 +34,27 @@ def test_it_is_a_cost_model_that_learns(corrected: CorrectedCosts, profile: Prof
 
 
 def test_steps_that_take_longer_raise_the_prediction_of_their_cell_alone(corrected: CorrectedCosts, profile: Profile) -> None:
-    before = profile.costs().decode(4, 800, 1, 1)
+    before, elsewhere = profile.costs().decode(4, 800, 1, 1), profile.costs().decode(4, 800, 2, 0)
+    for _ in range(100):
+        corrected.observe_decode(4, 800, 2, 0, elsewhere.predicted_s)
     decode(corrected, 1.2 * before.predicted_s, times=200)
     assert corrected.decode(4, 800, 1, 1).predicted_s == pytest.approx(1.2 * before.predicted_s, rel=0.01)
-    assert corrected.decode(4, 800, 2, 0) == profile.costs().decode(4, 800, 2, 0)
+    assert corrected.decode(4, 800, 2, 0).predicted_s == pytest.approx(elsewhere.predicted_s, rel=0.01)
+
+
+def test_what_was_never_measured_begins_with_what_everything_else_has_taught(
+    corrected: CorrectedCosts, profile: Profile
+) -> None:
+    decode(corrected, 1.2 * profile.costs().decode(4, 800, 1, 1).predicted_s, times=200)
+    fresh, base = corrected.mixed(4, 800, (Piece(16, 0),), 2), profile.costs().mixed(4, 800, (Piece(16, 0),), 2)
+    assert fresh.predicted_s == pytest.approx(1.2 * base.predicted_s, rel=0.01)
+
+
+def test_a_mean_that_is_far_off_is_near_after_ten_times(corrected: CorrectedCosts, profile: Profile) -> None:
+    """While it nears the truth by small steps, every time is above the bound, and widens it for long."""
+    usual_s = profile.costs().decode(4, 800, 1, 1).predicted_s
+    decode(corrected, 1.5 * usual_s, times=10)
+    assert corrected.decode(4, 800, 1, 1).predicted_s == pytest.approx(1.5 * usual_s, rel=0.1)
 
 
 def test_a_cell_that_was_never_seen_begins_where_its_neighbours_are(corrected: CorrectedCosts, profile: Profile) -> None:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pdmux_ray.policy.decisions import ModeReason, StepPlan
 from pdmux_ray.policy.fake_costs import FakeCosts
 from pdmux_ray.policy.lane_limits import FixedRule, LaneLimits
-from pdmux_ray.policy.mode_choice import LITTLE
 from pdmux_ray.policy.multiplexing import plan_lanes
 from pdmux_ray.types import Mode, Split
 from tests.examples import tried
@@ -110,24 +109,10 @@ def _roomy(view: Lanes, limits: LaneLimits) -> bool:
     return enough and len(view.holders) < limits.max_batch
 
 
-def hurried() -> tuple[Lanes, LaneLimits, FakeCosts]:
-    """AUTO, and a deadline that only a split can keep whose bound misses the objective by little."""
-    device = FakeCosts(units=4, knee=3, token_s=0.0001, request_s=0.0)
-    view = Lanes(4, decoding=[decoder(f"d{i}") for i in range(4)], waiting=[waiter("w", 2048, due_s=2.0)])
-    return view, LaneLimits(Mode.AUTO, 64, 2048, itl_s=device.decode(4, 400, 2, 2).bound_s / 1.2), device
-
-
-def test_a_split_in_a_hurry_is_among_the_cases() -> None:
-    use = plan_lanes(*hurried()).lanes
-    assert use is not None
-    assert (use.mode, use.why) == (Mode.SPLIT, ModeReason.HURRY)
-
-
 @patient
-@example(hurried())
 @given(cases())
 def test_the_itl_bound_holds_whenever_some_split_holds_it(case: tuple[Lanes, LaneLimits, FakeCosts]) -> None:
-    """In a hurry it may miss the objective by little."""
+    """But where AUTO says that it takes a risk, or stays with a mode that it has just taken."""
     view, limits, device = case
     use = plan_lanes(view, limits, device).lanes
     if use is None or use.mode is not Mode.SPLIT or use.block is None or use.decode_s is None:
@@ -135,7 +120,7 @@ def test_the_itl_bound_holds_whenever_some_split_holds_it(case: tuple[Lanes, Lan
     batch, context = len(view.decoding), sum(request.known_tokens for request in view.decoding)
     fits = [s for s in view.splits if device.decode(batch, context, s.decode_units, s.prefill_units).bound_s <= limits.itl_s]
     if fits and not plan_lanes(view, limits, device).preempt:
-        assert use.decode_s.bound_s <= limits.itl_s * (LITTLE if use.why is ModeReason.HURRY else 1)
+        assert use.decode_s.bound_s <= limits.itl_s or use.why in (ModeReason.RISK, ModeReason.DWELL)
         assert use.split.decode_units == min(split.decode_units for split in fits) or limits.mode is Mode.AUTO
 
 
