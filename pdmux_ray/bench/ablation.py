@@ -1,6 +1,6 @@
 """What the dispatcher is worth: by predicted latency, by the published batch-size rule, and a fixed half for each phase.
 
-    python -m pdmux_ray.bench.ablation [--profile FILE] [--targets T,T,…] [--shares 0.15,0.25,0.35,0.5,0.7] [--out DIR]
+    python -m pdmux_ray.bench.ablation [--profile FILE] [--targets T,T,…] [--shares 0.15,0.25,0.35] [--together] [--out DIR]
 
 One mixed workload (chats, and every third request a long prompt with a short answer), open loop, seeded: every server gets the
 same requests at the same times, at each of the rates, which are shares of what an idle server in prefill_first carries in a
@@ -123,6 +123,7 @@ def parser() -> argparse.ArgumentParser:
         "--seconds", type=float, default=SECONDS, help=f"of arrivals of each run, at least; default {SECONDS:g}"
     )
     parser.add_argument("--rounds", type=int, default=1, help="of each server at each rate; default 1")
+    parser.add_argument("--together", action="store_true", help="keep all servers up; each takes its turn at each rate")
     parser.add_argument("--model", default="demo", help="Hugging Face directory that all serve; default: the demo model")
     parser.add_argument("--out", type=Path, default=Path("ablation"), metavar="DIR", help="default: ablation")
     parser.add_argument("--force", action="store_true", help="replace the results that DIR has")
@@ -136,7 +137,7 @@ def make_study(args: argparse.Namespace, console: Console) -> Study:
     names = settings.chosen(args.targets, None)
     if args.rounds < 1 or not args.seconds > 0:
         raise ConfigError("--rounds and --seconds must be over 0.")
-    extent = Extent(args.rounds, args.seconds, shares=read_shares(args.shares))
+    extent = Extent(args.rounds, args.seconds, shares=read_shares(args.shares), together=args.together)
     workload = mixed()
     shape = Shape(workload, Offer(workload, duration_s=args.seconds, seed=args.seed), args.out)
     command = partial(_command, args.profile)

@@ -35,7 +35,7 @@ from rich.console import Console
 
 from pdmux_ray.bench.fault_instance import Instance, Nursery, Setup
 from pdmux_ray.bench.fault_points import DECODE, FAULTS, PREFILL, TIMES, Case, Client, Clients, Pair, Point
-from pdmux_ray.bench.handoffs import TOKEN_IDS, Verdict, draw_requests, markdown
+from pdmux_ray.bench.handoffs import TOKEN_IDS, Verdict, draw_requests, markdown, some_of
 from pdmux_ray.bench.namespaces import Namespaces, Side, why_not
 from pdmux_ray.errors import PdmuxError
 from pdmux_ray.model.source import resolve
@@ -278,21 +278,15 @@ def table(found: Found) -> list[str]:
     return markdown(_COLUMNS, rows)
 
 
-def _named(text: str) -> list[str]:
-    chosen = [name for name in text.split(",") if name]
-    unknown = sorted(set(chosen) - set(FAULTS))
-    if unknown:
-        raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: there are {', '.join(FAULTS)}")
-    return chosen
-
-
 def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m pdmux_ray.bench.faults", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--model", default="demo", help="demo, tiny (random weights) or a directory; default demo")
     parser.add_argument("--points", type=int, default=20, metavar="K", help="of each fault; default 20")
     parser.add_argument("--requests", type=int, default=4, metavar="N", help="of a point; default 4")
     parser.add_argument("--longest", type=int, default=LONGEST, metavar="TOKENS", help=f"of a prompt; default {LONGEST}")
-    parser.add_argument("--faults", type=_named, default=list(FAULTS), metavar="F,F,…", help=f"of {', '.join(FAULTS)}")
+    parser.add_argument(
+        "--faults", type=partial(some_of, FAULTS), default=list(FAULTS), metavar="F,F,…", help=f"of {', '.join(FAULTS)}"
+    )
     parser.add_argument("--nodes", action="store_true", help="each instance in a network namespace, with every fault")
     parser.add_argument("--seed", type=int, default=0)
     return parser

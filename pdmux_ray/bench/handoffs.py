@@ -21,9 +21,10 @@ import re
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -221,11 +222,11 @@ def _harm(pair: Pair, harm: Harm) -> str | None:
     return None
 
 
-def _faults(text: str) -> list[str]:
+def some_of(known: Collection[str], text: str) -> list[str]:
+    """For argparse: the names of a list with commas."""
     chosen = [name for name in text.split(",") if name]
-    unknown = sorted(set(chosen) - set(FAULTS))
-    if unknown:
-        raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: there are {', '.join(FAULTS)}")
+    if unknown := sorted(set(chosen) - set(known)):
+        raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: there are {', '.join(known)}")
     return chosen
 
 
@@ -236,7 +237,9 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--longest", type=int, default=2000, metavar="TOKENS", help="of a prompt; default 2000")
     parser.add_argument("--points", type=int, default=20, metavar="K", help="rounds of each fault; default 20")
     parser.add_argument("--per-fault", type=int, default=20, metavar="N", help="requests of a round with a fault; default 20")
-    parser.add_argument("--faults", type=_faults, default=list(FAULTS), metavar="F,F,…", help=f"of {', '.join(FAULTS)}")
+    parser.add_argument(
+        "--faults", type=partial(some_of, FAULTS), default=list(FAULTS), metavar="F,F,…", help=f"of {', '.join(FAULTS)}"
+    )
     parser.add_argument("--seed", type=int, default=0)
     return parser
 

@@ -2,13 +2,14 @@
 
     receive → plan → launch the block → launch the decodes → collect the decodes → collect the block, if it is done → publish
 
-A decode never waits for the block in flight, unless it needs units that the block holds. A step without decodes waits for its
-block. TIME_SHARED: the block follows the decodes, each has every unit, and the step ends with the block.
+A decode waits for the block in flight when it needs units that the block holds, or for a moment when the block is about to end
+(`LaneUse.wait_s`). A step without decodes waits for its block. TIME_SHARED: the block follows the decodes, each has every unit, and the step ends with the block.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 from functools import partial
 
 from pdmux_ray.clock import Clock
@@ -23,6 +24,8 @@ from pdmux_ray.policy.views import CostModel, Estimate, LearningCostModel, Piece
 from pdmux_ray.types import Mode
 
 logger = logging.getLogger(__name__)
+
+POLL_S = 1e-4  # how often is looked whether a block has ended that is waited for
 
 
 class LaneLoop(StepLoop):
@@ -96,8 +99,24 @@ class LaneLoop(StepLoop):
         if not at_once:
             self._publish_events()
             self._launch_block(use, batch)
-        if not (at_once and batch.decodes) or self._device.block_done():
+        if not (at_once and batch.decodes) or self._ends_within(use.wait_s):
             self._collect_block()
+
+    def _ends_within(self, seconds: float) -> bool:
+        """Whether the block in flight has ended. One that is due within so many seconds is waited for, and no longer."""
+        until_s = self._clock.now() + seconds
+        if self._due_s() <= until_s:
+            self._publish_events()
+            while self._clock.now() < until_s and not self._device.block_done():
+                self._clock.sleep(POLL_S)
+        return self._device.block_done()
+
+    def _due_s(self) -> float:
+        """When the block in flight is predicted to end; never, when nobody predicts it or there is none."""
+        job = self._lanes.in_flight
+        if job is None or job.flight is None or job.flight.use.block_s is None:
+            return math.inf
+        return job.flight.launched_s + job.flight.use.block_s.predicted_s
 
     def _run_in_one_pass(self, plan: StepPlan, batch: StepBatch) -> None:
         context_tokens = _context_tokens(batch)

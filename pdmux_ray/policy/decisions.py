@@ -79,6 +79,7 @@ class LaneUse:
     block: Block | None = None  # what the prefill lane is given now; None: nothing (it may still be busy)
     decode_s: Estimate | None = None  # of this step's decodes; None without a latency model
     block_s: Estimate | None = None  # of the block
+    wait_s: float = 0.0  # that the step may wait, after its decodes, for a block that is due by then
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,6 @@ from pdmux_ray.types import Mode
 # and twice of each the goodputs differ by less than two runs with other prompts do.
 DELAYS = 2.0  # misses that a late first token counts for: those behind it are later, too
 WORTH = 2.0  # misses, for a second lost to a request
-SAFE = 1.25  # a prefill takes so many times what is predicted from this step alone: batches grow meanwhile, and others come
 
 
 class Need(NamedTuple):
@@ -84,9 +83,8 @@ def choose_way(
 def _first_tokens(way: Way, need: Need) -> float:
     if need.left_s <= 0 or need.left_s == math.inf:
         return WORTH * need.prompts * way.finish_s
-    finish_s = SAFE * way.finish_s
     widening = way.gap_s.bound_s / way.gap_s.predicted_s
-    return DELAYS * need.prompts * over(Estimate(finish_s, finish_s * widening), need.left_s)
+    return DELAYS * need.prompts * over(Estimate(way.finish_s, way.finish_s * widening), need.left_s)
 
 
 def _reason(way: Way, ways: Sequence[Way], need: Need) -> ModeReason:

@@ -20,7 +20,7 @@ from pdmux_ray.policy.jobs import choose_work
 from pdmux_ray.policy.lane_limits import LaneLimits
 from pdmux_ray.policy.lane_step import LaneStep, lane_step, mode_in_force
 from pdmux_ray.policy.mode_choice import Need, choose_way
-from pdmux_ray.policy.sharing import Way, Work, beside, chunked, most, time_shared
+from pdmux_ray.policy.sharing import Way, Work, beside, chunked, most, time_shared, wait_s
 from pdmux_ray.policy.views import CostModel, LanesView
 from pdmux_ray.types import Mode, Split
 
@@ -65,9 +65,8 @@ def plan_lanes(view: LanesView, limits: LaneLimits, costs: CostModel | None) -> 
     way, why, room_s = _choose(step, work, costs)
     if way.mode is Mode.CHUNKED:
         return _chunk(step, why, room_s)
-    return _plan(
-        step, StepReason.LANES_BOTH, LaneUse(way.mode, way.split, why, work.block(way.layers), way.decode_s, way.block_s)
-    )
+    use = LaneUse(way.mode, way.split, why, work.block(way.layers), way.decode_s, way.block_s)
+    return _plan(step, StepReason.LANES_BOTH, _patient(step, use))
 
 
 def _choose(step: LaneStep, work: Work, costs: CostModel) -> Choice:
@@ -142,8 +141,16 @@ def _hold(step: LaneStep) -> StepPlan:
     if step.decoding and not waits:
         if step.costs is not None:
             use = replace(use, decode_s=step.costs.decode(*step.decodes, split.decode_units, split.prefill_units))
+            use = _patient(step, use)
         return _plan(step, StepReason.LANES_BOTH, use)
     return replace(_plan(step, StepReason.LANES_PREFILL, use), decode=())
+
+
+def _patient(step: LaneStep, use: LaneUse) -> LaneUse:
+    """With the time that the step may wait for its block. A published rule does not wait."""
+    if use.mode is Mode.TIME_SHARED or use.decode_s is None or step.limits.rule is not None:
+        return use
+    return replace(use, wait_s=wait_s(use.decode_s, step.limits.itl_s))
 
 
 def _prefill_alone(step: LaneStep, work: Work) -> StepPlan:

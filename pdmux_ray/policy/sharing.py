@@ -25,6 +25,7 @@ from pdmux_ray.types import Mode, Split
 SLIP = 1.05  # a block that ends just after a decode step leaves its lane idle for a whole one: plan it this much shorter
 WELL_FILLED = 0.9  # of the decode steps that a block lasts for
 GRAIN = 8  # tokens by which the length of a chunk is chosen
+WAIT = 0.5  # of a decode step: a block that is due within it is waited for
 MOST_STEPS = 4  # that a block lasts for, when a layer is not longer: until it ends, no split changes and nobody overtakes
 
 
@@ -135,6 +136,13 @@ def beside(costs: CostModel, view: LanesView, decodes: Decodes, work: Work, mode
     block_s = block(layers)
     finish_s = steps * step_s.predicted_s * left / layers
     return Way(mode, split, layers, step_s, finish_s, step_s, block_s)
+
+
+def wait_s(decode_s: Estimate, itl_s: float) -> float:
+    """How long the decodes after a step wait for a block that is about to end. Else its units would be idle for most of a
+    decode step, which would have fewer units than it could; and its prompts' tokens would come a step later. Never so long that
+    the next gap would miss the objective by its bound."""
+    return max(0.0, min(WAIT * decode_s.predicted_s, itl_s - decode_s.bound_s))
 
 
 def time_shared(costs: CostModel, view: LanesView, decodes: Decodes, work: Work, itl_s: float) -> Way:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -96,6 +97,33 @@ def test_a_server_that_does_not_start_is_named_and_the_others_are_measured_at_th
     assert len(rows) == 4  # two servers at two rates
     assert all(row.count("|") == HEAD.count("|") + 1 for row in rows)
     assert HEAD in (tmp_path / "tables.md").read_text()
+
+
+def test_together_all_servers_are_up_and_take_turns_at_every_rate(tmp_path: Path) -> None:
+    up: list[str] = []
+    most_up: list[list[str]] = []
+
+    @contextmanager
+    def counted(command: str, model: Path) -> Iterator[Target]:
+        with serve(command, model) as target:
+            up.append(command)
+            most_up.append(list(up))
+            yield target
+            up.remove(command)
+
+    extent = Extent(2, 0.3, requests=1, drain_s=1.0, shares=(0.2, 0.4), together=True)
+    turns = replace(study(tmp_path, ["half", "auto", "split"], extent), serve=counted)
+    with measured() as outcome:
+        turns.carry_out(outcome)
+    assert outcome.stopped is not None
+    assert "half" in outcome.stopped
+    assert most_up[-1] == ["auto", "split"]
+    (shape,) = turns.shapes
+    for name in ("auto", "split"):
+        assert [record.rate for record in shape.sessions[name].records] == shape.rates * 2
+    auto, split = (dict(of_rates(shape.sessions[name])) for name in ("auto", "split"))
+    assert auto.keys() == split.keys()
+    assert all(auto[rate][turn] == pytest.approx(split[rate][turn], abs=1e-5) for rate in auto for turn in (0, 1))
 
 
 def test_policies_are_held_against_each_other_and_the_way_of_every_request_is_counted(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def test_a_mean_that_is_far_off_is_near_after_ten_times(corrected: CorrectedCost
     """While it nears the truth by small steps, every time is above the bound, and widens it for long."""
     usual_s = profile.costs().decode(4, 800, 1, 1).predicted_s
     decode(corrected, 1.5 * usual_s, times=10)
-    assert corrected.decode(4, 800, 1, 1).predicted_s == pytest.approx(1.5 * usual_s, rel=0.1)
+    assert corrected.decode(4, 800, 1, 1).predicted_s == pytest.approx(1.5 * usual_s, rel=0.15)
 
 
 def test_a_cell_that_was_never_seen_begins_where_its_neighbours_are(corrected: CorrectedCosts, profile: Profile) -> None:
@@ -137,6 +137,25 @@ def test_a_drift_is_told_once_shown_and_over_when_it_is_over(
     assert shown.correction == pytest.approx(1.6, rel=0.02)
     assert calm == 0
     assert [record.getMessage()[:36] for record in caplog.records] == ["latency drift: decode on 1 beside 1 t"[:36]]
+
+
+def test_a_drift_widens_the_bound_once_and_what_is_measured_then_narrows_it_again(
+    corrected: CorrectedCosts, profile: Profile
+) -> None:
+    """A bound that stayed wider than the times ask for would forbid ways that keep the objective."""
+    seconds = 1.6 * profile.costs().decode(4, 800, 1, 1).predicted_s
+
+    def guard() -> float:
+        estimate = corrected.decode(4, 800, 1, 1)
+        return estimate.bound_s / estimate.predicted_s
+
+    decode(corrected, seconds, times=DRIFT_AFTER - 1)
+    before = guard()
+    decode(corrected, seconds)
+    wide = guard()
+    decode(corrected, seconds, times=300)
+    assert wide > 1.1 * before
+    assert guard() < before
 
 
 def test_what_is_told_corrects_the_profile_of_who_is_told(corrected: CorrectedCosts, profile: Profile) -> None:
