@@ -3,7 +3,8 @@
     receive → plan → launch the block → launch the decodes → collect the decodes → collect the block, if it is done → publish
 
 A decode waits for the block in flight when it needs units that the block holds, or for a moment when the block is about to end
-(`LaneUse.wait_s`). A step without decodes waits for its block. TIME_SHARED: the block follows the decodes, each has every unit, and the step ends with the block.
+(`LaneUse.wait_s`). A step without decodes waits for its block. TIME_SHARED: the block follows the decodes, each has every unit,
+and the step ends with the block.
 """
 
 from __future__ import annotations

@@ -10,7 +10,8 @@ profile's own guards are wide where the work that it measured had little in comm
 forbid splits that keep the objective.
 
 A cell begins with what all sizes of its kind of work have taught, and a kind with what all kinds have: what slows one slows
-most.
+most. And it returns there while only others are measured. Else whatever was slow for a moment would not be chosen again, and so
+never be measured again, and stay slow for ever.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from pdmux_ray.latency.model import Cell, FittedCosts, size_of
 from pdmux_ray.policy.views import CostModel, Estimate, Piece
@@ -31,6 +33,8 @@ LEARN = 0.05  # weight of a new time in the mean, when there have been many
 LEARN_FIRST = 4  # the first ones weigh as if so many had come before them
 CLIP = 0.1  # a time counts as no further from the mean than this: so the mean stays near the median, of which few stalls know.
 # The first ones count further: a mean that nears the truth by steps of this size leaves every time on the way above the bound.
+FEW = 16  # times of others that nothing is forgotten for
+FORGET = 500.0  # times of others, after which a part of 1 / e is left of what sets a cell apart
 DRIFT = math.log(1.3)  # a mean so far from the profile is a drift
 DRIFT_AFTER = 50  # times of a cell
 CALM = DRIFT / 2  # and back under this is none any more
@@ -51,9 +55,25 @@ class _State:
     seen: int = 0
     drifting: bool = False
     told: bool = False
+    last: int = 0  # how many times of any cell there were at its own last one
 
     def child(self) -> _State:
-        return _State(self.mean, self.guard, 0)
+        return _State(self.mean, self.guard, 0, last=self.last)
+
+    def now(self, parent: _Now, times: int) -> _Now:
+        """After so many times of any cell."""
+        others = times - self.last
+        if others <= FEW:
+            return _Now(self.mean, self.guard)
+        kept = math.exp(-others / FORGET)
+        return _Now(parent.mean + kept * (self.mean - parent.mean), parent.guard + kept * (self.guard - parent.guard))
+
+
+class _Now(NamedTuple):
+    """Of a cell: what `_State` has, faded."""
+
+    mean: float
+    guard: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,15 +145,22 @@ class CorrectedCosts:
 
     def _factors(self) -> dict[str, tuple[float, float]]:
         units = self._base.parameters.units
-        found = ((kind, self._parts.get((kind, units, 0))) for kind in KINDS)
-        return {kind: (math.exp(state.mean), math.exp(state.mean + state.guard)) for kind, state in found if state}
+        measured = [(kind, part) for kind in KINDS if (part := self._parts.get((kind, units, 0)))]
+        found = {kind: part.now(_Now(self._all.mean, self._all.guard), self._all.seen) for kind, part in measured}
+        return {kind: (math.exp(now.mean), math.exp(now.mean + now.guard)) for kind, now in found.items()}
 
     def _corrected(self, kind: str, units: int, beside: int, base: Estimate) -> Estimate:
         predicted_s, bound_s = base
-        key = (kind, units, beside, size_of(predicted_s))  # equal to a Cell, and sooner made
-        state = self._cells.get(key) or self._parts.get(key[:3], self._all)  # type: ignore[call-overload]
-        factor = math.exp(state.mean)
-        return Estimate(predicted_s * factor, bound_s * math.exp(state.mean + state.guard))
+        mean, guard = self._now((kind, units, beside, size_of(predicted_s)))
+        return Estimate(predicted_s * math.exp(mean), bound_s * math.exp(mean + guard))
+
+    def _now(self, cell: tuple[str, int, int, int]) -> _Now:
+        """Of a `Cell`, or a tuple that is equal to one and sooner made."""
+        found = _Now(self._all.mean, self._all.guard)
+        for state in (self._parts.get(cell[:3]), self._cells.get(cell)):  # type: ignore[call-overload]
+            if state is not None:
+                found = state.now(found, self._all.seen)
+        return found
 
     def _learn(self, kind: str, units: int, beside: int, base: Estimate, seconds: float) -> None:
         part = self._parts.setdefault((kind, units, beside), self._all.child())
@@ -142,11 +169,14 @@ class CorrectedCosts:
         if state is None:
             state = self._cells[cell] = part.child()
         self._observed += 1
-        bound_s = base.bound_s * math.exp(state.mean + state.guard)
-        self._exceeded += seconds > bound_s
+        now = self._now(cell)
+        self._exceeded += seconds > base.bound_s * math.exp(now.mean + now.guard)
+        state.mean, state.guard = now
+        part.mean, part.guard = part.now(_Now(self._all.mean, self._all.guard), self._all.seen)
         distance = math.log(max(seconds, 1e-9) / base.predicted_s)
         for one in (self._all, part, state):
             _update(one, distance, base)
+            one.last = self._all.seen
         self._watch(cell, state)
 
     def _watch(self, cell: Cell, state: _State) -> None:

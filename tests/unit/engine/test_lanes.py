@@ -11,11 +11,12 @@ import pytest
 from pdmux_ray.clock import VirtualClock
 from pdmux_ray.config import MultiplexConfig
 from pdmux_ray.engine.fake_runner import FakeRunner, _Flight, linear_costs
+from pdmux_ray.engine.lane_loop import POLL_S
 from pdmux_ray.engine.timeline import PrefillBlock
 from pdmux_ray.errors import IntegrityError, QueueFullError
 from pdmux_ray.policy.decisions import Block, Chunk, ModeReason, StepPlan, StepReason
 from pdmux_ray.policy.fake_costs import FakeCosts
-from pdmux_ray.policy.views import Piece
+from pdmux_ray.policy.views import Estimate, Piece
 from pdmux_ray.types import Mode, Split
 
 from .lane_world import (
@@ -223,6 +224,30 @@ def test_a_decode_waits_for_the_block_in_flight_only_when_it_needs_that_blocks_u
     assert took[:3] == pytest.approx(decodes_s)
     assert took[3] == pytest.approx(block_s - sum(decodes_s) + STEP_S * UNITS / 6)
     assert script.plans == []
+    engine.close()
+
+
+@pytest.mark.parametrize(
+    ("predicted_s", "wait_s", "waited_s", "landed"),
+    [(0.025, 0.010, 0.005, True), (0.025, 0.004, 0.0, False), (0.035, 0.010, 0.0, False), (0.021, 0.004, 0.004, False)],
+    ids=["it ends soon", "not soon enough", "it is due later", "it is late"],
+)
+def test_decodes_wait_a_moment_for_a_block_that_is_about_to_end(
+    worlds: Worlds, predicted_s: float, wait_s: float, waited_s: float, landed: bool
+) -> None:
+    """The block takes 25 ms, the decodes beside it 20."""
+    clock = VirtualClock()
+    beside = replace(use(Mode.SPLIT, HALF, begin("b", 4, 2)), block_s=Estimate(predicted_s, 0.1), wait_s=wait_s)
+    script = Script(both(lanes=use(Mode.SPLIT, Split(UNITS, 0), begin("a", 4, LAYERS))), both("a", lanes=beside))
+    engine, log = worlds(limits(mode=Mode.AUTO), runner=device, clock=clock, planner=script)
+    engine.submit(request("a", [1] * 4, max_tokens=20))
+    engine.submit(request("b", [2] * 4))
+    engine.step()
+    began_s = clock.now()
+    engine.step()
+    assert clock.now() - began_s == pytest.approx(0.020 + waited_s, abs=2 * POLL_S)
+    assert (lanes_of(engine).in_flight is None) is landed
+    assert len(log.tokens("a")) == 2
     engine.close()
 
 

@@ -35,9 +35,9 @@ def test_it_is_a_cost_model_that_learns(corrected: CorrectedCosts, profile: Prof
 
 def test_steps_that_take_longer_raise_the_prediction_of_their_cell_alone(corrected: CorrectedCosts, profile: Profile) -> None:
     before, elsewhere = profile.costs().decode(4, 800, 1, 1), profile.costs().decode(4, 800, 2, 0)
-    for _ in range(100):
+    for _ in range(200):
+        decode(corrected, 1.2 * before.predicted_s)
         corrected.observe_decode(4, 800, 2, 0, elsewhere.predicted_s)
-    decode(corrected, 1.2 * before.predicted_s, times=200)
     assert corrected.decode(4, 800, 1, 1).predicted_s == pytest.approx(1.2 * before.predicted_s, rel=0.01)
     assert corrected.decode(4, 800, 2, 0).predicted_s == pytest.approx(elsewhere.predicted_s, rel=0.01)
 
@@ -48,6 +48,22 @@ def test_what_was_never_measured_begins_with_what_everything_else_has_taught(
     decode(corrected, 1.2 * profile.costs().decode(4, 800, 1, 1).predicted_s, times=200)
     fresh, base = corrected.mixed(4, 800, (Piece(16, 0),), 2), profile.costs().mixed(4, 800, (Piece(16, 0),), 2)
     assert fresh.predicted_s == pytest.approx(1.2 * base.predicted_s, rel=0.01)
+
+
+def test_what_is_not_measured_for_long_is_forgotten(corrected: CorrectedCosts, profile: Profile) -> None:
+    """A way that was slow for a moment is not chosen again, so nothing would tell that it is not slow any more."""
+    costs = profile.costs()
+    slow, other = costs.decode(4, 800, 1, 1), costs.decode(4, 800, 2, 0)
+    for _ in range(50):
+        corrected.observe_decode(4, 800, 2, 0, other.predicted_s)
+        decode(corrected, 2.0 * slow.predicted_s)
+    then = corrected.decode(4, 800, 1, 1)
+    for _ in range(3000):
+        corrected.observe_decode(4, 800, 2, 0, other.predicted_s)
+    now = corrected.decode(4, 800, 1, 1)
+    assert then.predicted_s > 1.8 * slow.predicted_s
+    assert now.predicted_s == pytest.approx(slow.predicted_s, rel=0.05)
+    assert now.bound_s <= 1.1 * slow.bound_s
 
 
 def test_a_mean_that_is_far_off_is_near_after_ten_times(corrected: CorrectedCosts, profile: Profile) -> None:

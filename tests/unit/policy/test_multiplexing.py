@@ -177,6 +177,26 @@ def test_while_a_block_is_in_flight_the_decodes_go_on_with_their_units(mode: Mod
     assert plan == StepPlan(StepReason.LANES_BOTH, decode=("d0", "d1"), lanes=use)
 
 
+@given(st.sampled_from([Mode.SPLIT, Mode.CAPPED, Mode.AUTO]), st.floats(0.005, 0.2), st.integers(1, 64), st.booleans())
+def test_decodes_wait_for_a_block_only_as_long_as_the_next_gap_keeps_the_objective(
+    mode: Mode, itl_s: float, batch: int, held: bool
+) -> None:
+    view = Lanes(2, decoding=decoders(batch), waiting=[waiter("w", 600)], split=Split(1, 1), mode=Mode.SPLIT)
+    if held:
+        view = with_jobs(replace(view, waiting=[]), begun(1, waiter("p", 500), done=3, in_flight=True))
+    use = plan_lanes(view, limits(mode, itl_s), CPU).lanes
+    if use is None or use.decode_s is None:
+        return
+    assert 0 <= use.wait_s <= use.decode_s.predicted_s / 2
+    assert use.wait_s == 0 or use.wait_s + use.decode_s.bound_s <= itl_s
+
+
+def test_a_rule_never_waits() -> None:
+    """It is as it was published."""
+    view = Lanes(2, decoding=decoders(4), waiting=[waiter("w", 600)])
+    assert use_of(view, limits(rule=FixedRule(Split(1, 1)))).wait_s == 0.0
+
+
 def test_decodes_wait_for_a_block_that_has_every_unit() -> None:
     view = with_jobs(Lanes(decoding=[decoder("a")], split=Split(2, 0)), begun(1, waiter("p", 500), in_flight=True))
     plan = plan_lanes(view, limits(), CPU)
