@@ -34,6 +34,7 @@ LEARN_FIRST = 4  # the first ones weigh as if so many had come before them
 CLIP = 0.1  # a time counts as no further from the mean than this: so the mean stays near the median, of which few stalls know.
 # The first ones count further: a mean that nears the truth by steps of this size leaves every time on the way above the bound.
 FEW = 16  # times of others that nothing is forgotten for
+TELLING = 100.0  # times of a cell after which its guard is half its own, and half everybody's
 FORGET = 500.0  # times of others, after which a part of 1 / e is left of what sets a cell apart
 DRIFT = math.log(1.3)  # a mean so far from the profile is a drift
 DRIFT_AFTER = 50  # times of a cell
@@ -61,16 +62,24 @@ class _State:
         return _State(self.mean, self.guard, 0, last=self.last)
 
     def now(self, parent: _Now, times: int) -> _Now:
-        """After so many times of any cell."""
+        """After so many times of any cell. Its guard counts as far as it has had enough of them to tell a 99 % quantile by."""
+        kept = self._kept(times)
+        told = kept * self.seen / (self.seen + TELLING)
+        return _Now(parent.mean + kept * (self.mean - parent.mean), parent.guard + told * (self.guard - parent.guard))
+
+    def fade(self, parent: _Now, times: int) -> None:
+        """Before it learns again."""
+        kept = self._kept(times)
+        self.mean = parent.mean + kept * (self.mean - parent.mean)
+        self.guard = parent.guard + kept * (self.guard - parent.guard)
+
+    def _kept(self, times: int) -> float:
         others = times - self.last
-        if others <= FEW:
-            return _Now(self.mean, self.guard)
-        kept = math.exp(-others / FORGET)
-        return _Now(parent.mean + kept * (self.mean - parent.mean), parent.guard + kept * (self.guard - parent.guard))
+        return 1.0 if others <= FEW else math.exp(-others / FORGET)
 
 
 class _Now(NamedTuple):
-    """Of a cell: what `_State` has, faded."""
+    """Of a cell: by what its prediction and its bound are corrected."""
 
     mean: float
     guard: float
@@ -146,21 +155,26 @@ class CorrectedCosts:
     def _factors(self) -> dict[str, tuple[float, float]]:
         units = self._base.parameters.units
         measured = [(kind, part) for kind in KINDS if (part := self._parts.get((kind, units, 0)))]
-        found = {kind: part.now(_Now(self._all.mean, self._all.guard), self._all.seen) for kind, part in measured}
+        found = {kind: part.now(self._everybody(), self._all.seen) for kind, part in measured}
         return {kind: (math.exp(now.mean), math.exp(now.mean + now.guard)) for kind, now in found.items()}
 
     def _corrected(self, kind: str, units: int, beside: int, base: Estimate) -> Estimate:
         predicted_s, bound_s = base
         mean, guard = self._now((kind, units, beside, size_of(predicted_s)))
-        return Estimate(predicted_s * math.exp(mean), bound_s * math.exp(mean + guard))
+        factor = math.exp(mean)
+        least_s = min(LEAST_GUARD * predicted_s, bound_s) * factor
+        return Estimate(predicted_s * factor, max(bound_s * math.exp(mean + guard), least_s))
 
     def _now(self, cell: tuple[str, int, int, int]) -> _Now:
         """Of a `Cell`, or a tuple that is equal to one and sooner made."""
-        found = _Now(self._all.mean, self._all.guard)
+        found = self._everybody()
         for state in (self._parts.get(cell[:3]), self._cells.get(cell)):  # type: ignore[call-overload]
             if state is not None:
                 found = state.now(found, self._all.seen)
         return found
+
+    def _everybody(self) -> _Now:
+        return _Now(self._all.mean, self._all.guard)
 
     def _learn(self, kind: str, units: int, beside: int, base: Estimate, seconds: float) -> None:
         part = self._parts.setdefault((kind, units, beside), self._all.child())
@@ -169,10 +183,10 @@ class CorrectedCosts:
         if state is None:
             state = self._cells[cell] = part.child()
         self._observed += 1
-        now = self._now(cell)
-        self._exceeded += seconds > base.bound_s * math.exp(now.mean + now.guard)
-        state.mean, state.guard = now
-        part.mean, part.guard = part.now(_Now(self._all.mean, self._all.guard), self._all.seen)
+        self._exceeded += seconds > self._corrected(kind, units, beside, base).bound_s
+        times = self._all.seen
+        state.fade(part.now(self._everybody(), times), times)
+        part.fade(self._everybody(), times)
         distance = math.log(max(seconds, 1e-9) / base.predicted_s)
         for one in (self._all, part, state):
             _update(one, distance, base)
@@ -186,7 +200,8 @@ class CorrectedCosts:
             return
         if not state.drifting:
             state.drifting = True
-            state.guard = min(state.guard + DRIFT_WIDENING, WIDEST)
+            widening = DRIFT_WIDENING * (state.seen + TELLING) / state.seen  # of which `now` counts a part
+            state.guard = min(state.guard + widening, WIDEST)
         if not state.told:
             state.told = True
             log.warning(

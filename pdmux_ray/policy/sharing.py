@@ -25,7 +25,7 @@ from pdmux_ray.types import Mode, Split
 SLIP = 1.05  # a block that ends just after a decode step leaves its lane idle for a whole one: plan it this much shorter
 WELL_FILLED = 0.9  # of the decode steps that a block lasts for
 GRAIN = 8  # tokens by which the length of a chunk is chosen
-WAIT = 0.5  # of a decode step: a block that is due within it is waited for
+WAIT = 0.25  # of a decode step: a block that is due within it is waited for
 MOST_STEPS = 4  # that a block lasts for, when a layer is not longer: until it ends, no split changes and nobody overtakes
 
 
