@@ -101,12 +101,15 @@ def most(fits: Callable[[int], bool], high: int) -> int:
     return low
 
 
-def fill(block_s: Callable[[int], float], layers_left: int, step_s: float) -> tuple[int, float]:
+def fill(block_s: Callable[[int], float], layers_left: int, step_s: float, late_s: float) -> tuple[int, float]:
     """How many layers to launch beside decode steps of `step_s`, and for how many steps that keeps the lane.
 
     As many as fill one step, by predicted time. Where layers are so long that this would leave much of the step empty, as many
-    as fill two, or up to `MOST_STEPS`, because the next block is launched at the end of a step.
+    as fill two, or up to `MOST_STEPS`, because the next block is launched at the end of a step. The last layers are not left for
+    another step when they end at most `late_s` after this one: so long its successor waits.
     """
+    if step_s < (whole_s := block_s(layers_left)) * SLIP <= step_s + late_s:
+        return layers_left, whole_s * SLIP / step_s
     best, best_steps, best_filled = 1, 0.0, 0.0
     for steps in range(1, MOST_STEPS + 1):
         room_s = steps * step_s / SLIP
@@ -132,7 +135,7 @@ def beside(costs: CostModel, view: LanesView, decodes: Decodes, work: Work, mode
     def block(layers: int) -> Estimate:
         return costs.prefill(work.pieces, layers, split.prefill_units, split.decode_units)
 
-    layers, steps = fill(lambda layers: block(layers).predicted_s, left, step_s.predicted_s)
+    layers, steps = fill(lambda layers: block(layers).predicted_s, left, step_s.predicted_s, wait_s(step_s, itl_s))
     block_s = block(layers)
     finish_s = steps * step_s.predicted_s * left / layers
     return Way(mode, split, layers, step_s, finish_s, step_s, block_s)

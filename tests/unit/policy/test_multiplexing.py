@@ -129,6 +129,16 @@ def test_the_last_block_ends_at_the_last_layer() -> None:
     assert block_of(view, limits()) == Block(1, (), LAYERS)
 
 
+@pytest.mark.parametrize(("itl_s", "waits"), [(0.1, True), (0.055, False)], ids=["the objective allows it", "it does not"])
+def test_the_last_layers_are_not_left_for_another_step_when_the_next_one_can_wait_for_them(itl_s: float, waits: bool) -> None:
+    use = use_of(Lanes(decoding=decoders(4), waiting=[waiter("w", 8)]), limits(itl_s=itl_s))
+    assert use.decode_s is not None
+    assert use.block_s is not None
+    assert use.block is not None
+    assert (use.block.end_layer == LAYERS) is waits
+    assert use.block_s.predicted_s <= use.decode_s.predicted_s + use.wait_s
+
+
 def test_time_shared_gives_the_block_what_decode_leaves_of_the_objective() -> None:
     use = use_of(Lanes(decoding=decoders(4), waiting=[waiter("w", 500)]), limits(Mode.TIME_SHARED))
     assert (use.split, use.why) == (Split(2, 2), ModeReason.FITS)
