@@ -105,8 +105,8 @@ def fill(block_s: Callable[[int], float], layers_left: int, step_s: float, late_
     """How many layers to launch beside decode steps of `step_s`, and for how many steps that keeps the lane.
 
     As many as fill one step, by predicted time. Where layers are so long that this would leave much of the step empty, as many
-    as fill two, or up to `MOST_STEPS`, because the next block is launched at the end of a step. The last layers are not left for
-    another step when they end at most `late_s` after this one: so long its successor waits.
+    as fill two, or up to `MOST_STEPS`, because the next block is launched at the end of a step. The last layers are not left
+    for another step when they end at most `late_s` after this one: so long its successor waits.
     """
     if step_s < (whole_s := block_s(layers_left)) * SLIP <= step_s + late_s:
         return layers_left, whole_s * SLIP / step_s
