@@ -46,7 +46,7 @@ class LaneLimits:
     idle_block_s: float = 0.05  # a block's length while nobody decodes: how late an arrival is looked at
     overtakes: int = 16  # how many later jobs may run before one that has begun
     patience_s: float = 10.0  # a request that will miss its TTFT objective lets pass whoever is due less than this after it
-    dwell: float = 10.0  # a change of mode must be worth so many times what it costs before the next
+    dwell: float = 10.0  # a mode stays for so many times what a change costs, unless the next one gains more than that cost
 
     def __post_init__(self) -> None:
         if self.mode is Mode.PREFILL_FIRST:
