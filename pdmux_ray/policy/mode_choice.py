@@ -23,7 +23,7 @@ from pdmux_ray.policy.views import Estimate
 from pdmux_ray.types import Mode
 
 # Chosen by simulating servers with the CPU's profile and kinds of work that docs/performance.md compares (by hand: no command
-# here repeats it). With 1 to 4 of WORTH the shares of good requests moved by one or two points; with 1 of DELAYS more were lost.
+# here repeats it). With 1 to 4 of WORTH the shares of good requests moved by one or two points; 1 of DELAYS lost more.
 DELAYS = 2.0  # misses that a late first token counts for: those behind it are later, too
 WORTH = 2.0  # misses, for a second lost to a request
 
