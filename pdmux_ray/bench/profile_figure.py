@@ -111,7 +111,7 @@ def _context_of(costs: FittedCosts, batch: int, units: int, context_tokens: int)
 
 
 def _prefill_of(costs: FittedCosts, layers: int, units: int, beside: int, tokens: int) -> Estimate:
-    return costs.prefill([Piece(tokens, 0)], layers, units, beside)
+    return costs.prefill([Piece(tokens, 0)], layers, units, beside, last=True)
 
 
 def _ways(profile: Profile, kind: str) -> list[tuple[str, Way]]:

@@ -165,7 +165,8 @@ class FakeRunner:
         if self._flight is not None:
             raise RuntimeError("a block was launched while another one is in flight")
         decode_units = split.decode_units if split.prefill_units < self.units else 0
-        takes_s = self.costs.prefill(job.pieces, end_layer - job.layers_done, split.prefill_units, decode_units).predicted_s
+        layers, ends = end_layer - job.layers_done, end_layer == self.layers
+        takes_s = self.costs.prefill(job.pieces, layers, split.prefill_units, decode_units, ends).predicted_s
         entries = [self._entries(piece.sequence, piece.start, piece.tokens) for piece in job.slices]
         last = [(piece.sequence, kv[-1][1]) for piece, kv in zip(job.slices, entries, strict=True) if piece.sample]
         done = end_layer == self.layers

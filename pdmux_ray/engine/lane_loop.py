@@ -181,7 +181,8 @@ class LaneLoop(StepLoop):
         if self._costs is not None:
             layers = job.end_layer - flight.first_layer
             units = flight.use.split.prefill_units
-            self._costs.observe_prefill(job.pieces, layers, units, flight.beside_units, seconds)
+            last = job.end_layer == self._lanes.layers
+            self._costs.observe_prefill(job.pieces, layers, units, flight.beside_units, last, seconds)
 
     def _drop_jobs(self) -> None:
         for job_id in self._lanes.take_dropped():

@@ -131,8 +131,8 @@ class CorrectedCosts:
     def decode(self, batch: int, context_tokens: int, units: int, prefill_units: int) -> Estimate:
         return self._corrected("decode", units, prefill_units, self._base.decode(batch, context_tokens, units, prefill_units))
 
-    def prefill(self, pieces: Sequence[Piece], layers: int, units: int, decode_units: int) -> Estimate:
-        return self._corrected("prefill", units, decode_units, self._base.prefill(pieces, layers, units, decode_units))
+    def prefill(self, pieces: Sequence[Piece], layers: int, units: int, decode_units: int, last: bool) -> Estimate:
+        return self._corrected("prefill", units, decode_units, self._base.prefill(pieces, layers, units, decode_units, last))
 
     def mixed(self, batch: int, context_tokens: int, pieces: Sequence[Piece], units: int) -> Estimate:
         return self._corrected("mixed", units, 0, self._base.mixed(batch, context_tokens, pieces, units))
@@ -140,8 +140,10 @@ class CorrectedCosts:
     def observe_decode(self, batch: int, context_tokens: int, units: int, prefill_units: int, seconds: float) -> None:
         self._learn("decode", units, prefill_units, self._base.decode(batch, context_tokens, units, prefill_units), seconds)
 
-    def observe_prefill(self, pieces: Sequence[Piece], layers: int, units: int, decode_units: int, seconds: float) -> None:
-        self._learn("prefill", units, decode_units, self._base.prefill(pieces, layers, units, decode_units), seconds)
+    def observe_prefill(
+        self, pieces: Sequence[Piece], layers: int, units: int, decode_units: int, last: bool, seconds: float
+    ) -> None:
+        self._learn("prefill", units, decode_units, self._base.prefill(pieces, layers, units, decode_units, last), seconds)
 
     def observe_mixed(self, batch: int, context_tokens: int, pieces: Sequence[Piece], units: int, seconds: float) -> None:
         self._learn("mixed", units, 0, self._base.mixed(batch, context_tokens, pieces, units), seconds)
@@ -228,8 +230,8 @@ class ToldCosts:
     def decode(self, batch: int, context_tokens: int, units: int, prefill_units: int) -> Estimate:
         return self._told("decode", self.base.decode(batch, context_tokens, units, prefill_units))
 
-    def prefill(self, pieces: Sequence[Piece], layers: int, units: int, decode_units: int) -> Estimate:
-        return self._told("prefill", self.base.prefill(pieces, layers, units, decode_units))
+    def prefill(self, pieces: Sequence[Piece], layers: int, units: int, decode_units: int, last: bool) -> Estimate:
+        return self._told("prefill", self.base.prefill(pieces, layers, units, decode_units, last))
 
     def mixed(self, batch: int, context_tokens: int, pieces: Sequence[Piece], units: int) -> Estimate:
         return self._told("mixed", self.base.mixed(batch, context_tokens, pieces, units))

@@ -15,6 +15,7 @@ from pdmux_ray.types import Split
 MOST_LEVELS = 8  # numbers of units that are measured, of those a device can be split into
 MOST_CONTEXT_TOKENS = 16_384  # of a decode batch: enough to see its slope
 MOST_PROMPT_TOKENS = 2_048
+SHORT_BLOCK_S = 0.003
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,13 +107,16 @@ def _prefills(limits: Limits, split: Split, rng: random.Random) -> list[Point]:
         for prior in sorted({min(prior, room - new) for prior in (0, 1024, 4096)})
         for pieces in [(Piece(new, prior),), *([_split_piece(new, prior, 4)] if prior == 0 and new >= 32 else [])]
     ]
+    # A short prompt is one block: only shorter blocks of it tell the output head, which the last one has, from the layers.
+    few = sorted({min(new, most) for new in (8, 32)})
+    short = [Point("prefill", "fit", split, (), (Piece(new, 0),), 24, SHORT_BLOCK_S) for new in few]
     count = 12 * _share(limits)
     drawn = [
         Point("prefill", role, split, (), pieces, 12, block_s)
         for role in _RANDOM
         for pieces, block_s in zip(_prompts(limits, rng, count, most), _spread(rng, count, 0.01, 0.15), strict=True)
     ]
-    return [*grid, *drawn]
+    return [*grid, *short, *drawn]
 
 
 def _together(limits: Limits, split: Split, rng: random.Random) -> list[Point]:
@@ -121,7 +125,7 @@ def _together(limits: Limits, split: Split, rng: random.Random) -> list[Point]:
     return [
         Point("decode", role, split, contexts, pieces, 16)
         for role, count in _TOGETHER
-        for contexts, pieces in zip(_batches(limits, rng, count), _prompts(limits, rng, count, most, 64), strict=True)
+        for contexts, pieces in zip(_batches(limits, rng, count), _prompts(limits, rng, count, most, 16), strict=True)
     ]
 
 

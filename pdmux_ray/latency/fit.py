@@ -24,6 +24,7 @@ from pdmux_ray.latency.model import (
     bandwidth_stretch,
     part_of,
     size_of,
+    stretch,
 )
 from pdmux_ray.latency.nonneg import Floats, falling_nnls, nnls
 from pdmux_ray.latency.records import Kind, Quality, Record, percentile, select
@@ -79,7 +80,7 @@ def _terms(records: Sequence[Record], device: Device) -> Parameters:
         switch_s=device.switch_s,
         bandwidth=device.bandwidth,
         decode=_beside(decode, select(records, "decode", alone=False), device, _decode_rest),
-        prefill=_beside(prefill, select(records, "prefill", alone=False), device, _prefill_rest),
+        prefill=_prefill_beside(prefill, select(records, "prefill", alone=False), device),
         mixed=_fit_mixed(select(records, "mixed")),
         guards={kind: (1.0,) * (len(SIZES_S) + 1) for kind in ("decode", "prefill", "mixed")},
     )
@@ -94,7 +95,7 @@ def estimate(costs: FittedCosts, record: Record) -> tuple[float, float]:
     if record.kind == "decode":
         return costs.decode(record.batch, record.context_tokens, record.units, record.beside)
     if record.kind == "prefill":
-        return costs.prefill(record.pieces, record.layers, record.units, record.beside)
+        return costs.prefill(record.pieces, record.layers, record.units, record.beside, record.last)
     return costs.mixed(record.batch, record.context_tokens, record.pieces, record.units)
 
 
@@ -191,6 +192,19 @@ def _beside(
         found.append((round(float(np.sum((weight * (1.0 + more @ extra) - 1.0) ** 2)), 9), demand, extra))
     _, demand, (neighbour, shared, share) = min(found, key=lambda one: one[:2])
     return replace(lane, beside=Contention(demand, float(neighbour), float(shared), float(share)))
+
+
+def _prefill_beside(lane: LaneModel, records: Sequence[Record], device: Device) -> LaneModel:
+    """With what the output head takes on top of what the layers do, by least squares over blocks beside a lane on other units."""
+    lane = _beside(lane, records, device, _prefill_rest)
+    above = below = 0.0
+    for record in (record for record in records if record.units + record.beside <= device.units):
+        slower = stretch(device.bandwidth, device.units, record.units, record.beside, lane.beside)
+        head_s = slower * lane.at(record.units)[-1] * record.last / record.median_s
+        rest = (lane.fixed_s + slower * _prefill_rest(lane, record)) / record.median_s - 1.0
+        above -= head_s * rest
+        below += head_s * head_s
+    return replace(lane, beside=replace(lane.beside, head=max(above / below, 0.0) if below else 0.0))
 
 
 def quantile(ratios: Sequence[float], coverage: float = COVERAGE) -> float | None:

@@ -121,7 +121,7 @@ class Bench:
     def _blocks(self, point: Point, slices: Sequence[PrefillSlice], split: Split) -> list[Record]:
         """Blocks of one size, and the rest of a prefill where that is short: the last one brings the output head.
 
-        It is not much shorter, or it would be little else: no prediction knows which one is the last.
+        It is not much shorter, or it would be little else.
         """
         layers = self._runner.layers
         self._block_s(slices, [1], split)

@@ -36,6 +36,7 @@ class Contention:
     neighbour: float = 0.0  # for each second, beside a lane on other units
     shared: float = 0.0  # for each second, beside a lane that uses some of the same units
     share: float = 0.0  # and that, times the part of one's units that the other lane uses
+    head: float = 0.0  # for each second of the output head, on top: it reads many weights for few rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,12 +141,13 @@ class _Decode(NamedTuple):
 
 class _Prefill(NamedTuple):
     launch_s: float
-    layer_s: float  # with this layer's share of the output head
+    layer_s: float
     own_s: float
     cross_s: float
     reused_s: float
     pieces_s: float
     tokens: Curve
+    head_s: float
     guards: _Guards
 
 
@@ -171,12 +173,12 @@ class FittedCosts:
         row = self._decode.get((units, prefill_units)) or self._decode_row(units, prefill_units)
         return _estimate(row.weights_s + row.context_s * context_tokens + row.batch(batch), row.guards)
 
-    def prefill(self, pieces: Sequence[Piece], layers: int, units: int, decode_units: int) -> Estimate:
+    def prefill(self, pieces: Sequence[Piece], layers: int, units: int, decode_units: int, last: bool) -> Estimate:
         row = self._prefill.get((units, decode_units)) or self._prefill_row(units, decode_units)
         tokens, own, cross, reused = pairs(pieces)
         layer_s = row.layer_s + row.own_s * own + row.cross_s * cross + row.reused_s * reused
         layer_s += row.pieces_s * len(pieces) + row.tokens(tokens)
-        return _estimate(row.launch_s + layers * layer_s, row.guards)
+        return _estimate(row.launch_s + layers * layer_s + (row.head_s if last else 0.0), row.guards)
 
     def mixed(self, batch: int, context_tokens: int, pieces: Sequence[Piece], units: int) -> Estimate:
         if units != self.parameters.units:
@@ -198,8 +200,8 @@ class FittedCosts:
         layer, own, cross, reused, pieces, *tokens, head = self._stretched(lane, units, beside)
         row = _Prefill(
             lane.fixed_s,
-            *(layer + head / self.parameters.layers, own, cross, reused, pieces),
-            *(Curve(TOKEN_KNOTS, tokens), self._guards("prefill", units, beside)),
+            *(layer, own, cross, reused, pieces),
+            *(Curve(TOKEN_KNOTS, tokens), head * (1 + lane.beside.head * bool(beside)), self._guards("prefill", units, beside)),
         )
         self._prefill[units, beside] = row
         return row

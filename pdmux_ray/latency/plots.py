@@ -78,7 +78,7 @@ def prefill_chart(profile: Profile) -> Chart:
     points = [p for p in profile.points if p.kind == "prefill" and len(p.pieces) == 1 and not p.pieces[0][1]]
     most = max((p.pieces[0][0] for p in points), default=512)
     rows = [
-        {"series": name, "x": n, "y": 1e3 * costs.prefill([Piece(n, 0)], layers, units, beside).predicted_s / layers}
+        {"series": name, "x": n, "y": 1e3 * costs.prefill([Piece(n, 0)], layers, units, beside, last=True).predicted_s / layers}
         for name, units, beside in ways
         for n in _grid(8, most)
     ]

@@ -38,7 +38,7 @@ def admit(view: LanesView, new: Piece, limits: LaneLimits, costs: CostModel, obj
     late_s = predicted_s - allowed_s
     if late_s <= 0:
         return Admission(True, predicted_s, 0.0, AdmitReason.IN_TIME)
-    if costs.prefill((new,), view.layers, view.units, 0).predicted_s > allowed_s:
+    if costs.prefill((new,), view.layers, view.units, 0, last=True).predicted_s > allowed_s:
         return Admission(True, predicted_s, 0.0, AdmitReason.LONG)
     return Admission(False, predicted_s, late_s, AdmitReason.LATE)
 

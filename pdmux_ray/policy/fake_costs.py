@@ -34,7 +34,7 @@ class FakeCosts:
         computing = self.request_s * batch * self._slower(units, prefill_units, self.units)
         return self._estimate(self.fixed_s + reading + computing)
 
-    def prefill(self, pieces: Sequence[Piece], layers: int, units: int, decode_units: int) -> Estimate:
+    def prefill(self, pieces: Sequence[Piece], layers: int, units: int, decode_units: int, last: bool) -> Estimate:
         share = layers / self.layers
         computing = self._prefill_s(pieces) * share * self._slower(units, decode_units, self.units)
         reading = self.weights_s * share * self._slower(units, decode_units, self.knee)

@@ -89,4 +89,4 @@ def _pace(view: LanesView, limits: LaneLimits, costs: CostModel, decodes: Decode
 
 
 def _prefill_s(costs: CostModel, units: int, decode_units: int, stretch: float, pieces: Sequence[Piece], layers: int) -> float:
-    return costs.prefill(pieces, layers, units, decode_units).predicted_s * stretch
+    return costs.prefill(pieces, layers, units, decode_units, last=True).predicted_s * stretch

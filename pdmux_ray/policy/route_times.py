@@ -153,7 +153,7 @@ def _first_step_s(ask: RouteAsk, view: InstanceView, costs: InstanceCosts) -> fl
 
 
 def _alone_s(piece: Piece, costs: InstanceCosts) -> float:
-    return costs.model.prefill((piece,), costs.layers, costs.units, 0).predicted_s
+    return costs.model.prefill((piece,), costs.layers, costs.units, 0, last=True).predicted_s
 
 
 def _piece(tokens: int, view: InstanceView, ask: RouteAsk) -> Piece:

@@ -133,7 +133,7 @@ def beside(costs: CostModel, view: LanesView, decodes: Decodes, work: Work, mode
     left = view.layers - work.layers_done
 
     def block(layers: int) -> Estimate:
-        return costs.prefill(work.pieces, layers, split.prefill_units, split.decode_units)
+        return costs.prefill(work.pieces, layers, split.prefill_units, split.decode_units, layers == left)
 
     layers, steps = fill(lambda layers: block(layers).predicted_s, left, step_s.predicted_s, wait_s(step_s, itl_s))
     block_s = block(layers)
@@ -154,7 +154,7 @@ def time_shared(costs: CostModel, view: LanesView, decodes: Decodes, work: Work,
     step_s = costs.decode(*decodes, units, 0)
 
     def block(layers: int) -> Estimate:
-        return costs.prefill(work.pieces, layers, units, 0)
+        return costs.prefill(work.pieces, layers, units, 0, layers == left)
 
     layers = left if itl_s == math.inf else most(lambda layers: step_s.bound_s + block(layers).bound_s <= itl_s, left)
     block_s = block(layers)

@@ -126,8 +126,11 @@ class CostModel(Protocol):
         """One decode step of `batch` requests with `context_tokens` in all, with a prefill on `prefill_units` beside it (0:
         none)."""
 
-    def prefill(self, pieces: Sequence[Piece], layers: int, units: int, decode_units: int) -> Estimate:
-        """`layers` layers of a prefill, with decodes on `decode_units` beside it (0: none)."""
+    def prefill(self, pieces: Sequence[Piece], layers: int, units: int, decode_units: int, last: bool) -> Estimate:
+        """`layers` layers of a prefill, with decodes on `decode_units` beside it (0: none).
+
+        `last`: the model's last layer is one of them, and brings the output head.
+        """
 
     def mixed(self, batch: int, context_tokens: int, pieces: Sequence[Piece], units: int) -> Estimate:
         """A step of all layers that decodes and prefills in one pass (CHUNKED)."""
@@ -140,7 +143,9 @@ class LearningCostModel(CostModel, Protocol):
 
     def observe_decode(self, batch: int, context_tokens: int, units: int, prefill_units: int, seconds: float) -> None: ...
 
-    def observe_prefill(self, pieces: Sequence[Piece], layers: int, units: int, decode_units: int, seconds: float) -> None: ...
+    def observe_prefill(
+        self, pieces: Sequence[Piece], layers: int, units: int, decode_units: int, last: bool, seconds: float
+    ) -> None: ...
 
     def observe_mixed(self, batch: int, context_tokens: int, pieces: Sequence[Piece], units: int, seconds: float) -> None: ...
 

@@ -85,7 +85,8 @@ class CostDevice:
             raise RuntimeError("a block was launched while another one is in flight")
         job = self._jobs[job_id]
         beside = split.decode_units if split.prefill_units < self.units else 0
-        took_s = self._took_s(self._costs.prefill(job.pieces, end_layer - job.layers_done, split.prefill_units, beside))
+        layers, last = end_layer - job.layers_done, end_layer == self.layers
+        took_s = self._took_s(self._costs.prefill(job.pieces, layers, split.prefill_units, beside, last))
         self._flight = _Flight(job_id, end_layer, split.prefill_units, took_s, self._clock.now() + took_s)
 
     def block_done(self) -> bool:

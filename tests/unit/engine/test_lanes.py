@@ -122,8 +122,8 @@ class Learner:
     def decode(self, *arguments: Any) -> Any:
         return self.costs.decode(*arguments)
 
-    def prefill(self, *arguments: Any) -> Any:
-        return self.costs.prefill(*arguments)
+    def prefill(self, *arguments: Any, **named: Any) -> Any:
+        return self.costs.prefill(*arguments, **named)
 
     def mixed(self, *arguments: Any) -> Any:
         return self.costs.mixed(*arguments)
@@ -150,9 +150,9 @@ def test_who_predicts_is_told_what_each_step_and_block_took(worlds: Worlds) -> N
     batch, context, units, prefill_units, seconds = learner.decodes[-1]
     assert (batch, units, prefill_units, seconds) == (1, 4, 4, pytest.approx(2 * STEP_S))
     assert context == 3 + len(log.tokens("reader")) - 1
-    pieces, layers, units, decode_units, seconds = learner.prefills[-1]
+    pieces, layers, units, decode_units, last, seconds = learner.prefills[-1]
     assert (list(pieces), layers, units, decode_units) == ([Piece(20, 0)], 4, 4, 4)
-    assert seconds == pytest.approx(learner.prefill(pieces, 4, 4, 4).predicted_s)
+    assert seconds == pytest.approx(learner.prefill(pieces, 4, 4, 4, last=last).predicted_s)
 
 
 def test_who_predicts_is_told_of_a_pass_without_a_prefill_as_of_a_decode(worlds: Worlds) -> None:

@@ -29,7 +29,7 @@ def test_it_is_a_cost_model_that_learns(corrected: CorrectedCosts, profile: Prof
     assert isinstance(corrected, LearningCostModel)
     base = profile.costs()
     assert corrected.decode(4, 800, 1, 1) == base.decode(4, 800, 1, 1)
-    assert corrected.prefill([Piece(9, 0)], 2, 1, 1) == base.prefill([Piece(9, 0)], 2, 1, 1)
+    assert corrected.prefill([Piece(9, 0)], 2, 1, 1, last=True) == base.prefill([Piece(9, 0)], 2, 1, 1, last=True)
     assert corrected.mixed(4, 800, [Piece(9, 0)], 2) == base.mixed(4, 800, [Piece(9, 0)], 2)
 
 
@@ -184,7 +184,7 @@ def test_what_is_told_corrects_the_profile_of_who_is_told(corrected: CorrectedCo
     assert told.decode(4, 800, 2, 0).predicted_s == pytest.approx(1.2 * base.decode(4, 800, 2, 0).predicted_s, rel=0.01)
     assert told.decode(4, 800, 2, 0).bound_s < 1.5 * told.decode(4, 800, 2, 0).predicted_s
     assert told.mixed(4, 800, pieces, 2).predicted_s == pytest.approx(0.9 * base.mixed(4, 800, pieces, 2).predicted_s, rel=0.01)
-    assert told.prefill(pieces, 12, 2, 0) == base.prefill(pieces, 12, 2, 0)
+    assert told.prefill(pieces, 12, 2, 0, last=False) == base.prefill(pieces, 12, 2, 0, last=False)
     assert told.switch_s == base.switch_s
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from pdmux_ray.latency.fit import guards_of
+import pytest
+
+from pdmux_ray.latency.fit import Device, fit, guards_of
+from pdmux_ray.latency.model import FittedCosts
 from pdmux_ray.latency.records import Record
 from pdmux_ray.policy.views import Piece
 
@@ -18,6 +21,28 @@ def residuals(ratios: list[float], works: int = 100, expected_s: float = PREDICT
         for kind in ("decode", "prefill")
     ]
     return [(record, expected_s) for record in (*records, *others)]
+
+
+def block(tokens: int, layers: int, last: bool, beside: int) -> Record:
+    """On one unit a layer takes 0.1 ms and the output head 2 ms; beside another lane 1.2 and 3 times as much."""
+    took_s = 1e-4 * layers * tokens * (1.2 if beside else 1.0) + 0.002 * last * (3.0 if beside else 1.0)
+    return Record("prefill", "fit", 1, beside, 0, 0, (Piece(tokens, 0),), layers, last, (took_s,) * 9)
+
+
+def test_the_output_head_suffers_more_from_the_other_lane_than_the_layers_do() -> None:
+    blocks = [
+        block(tokens, layers, last, beside)
+        for tokens in (1, 2, 4, 8)
+        for layers, last in ((3, False), (4, False), (9, False), (3, True), (10, True))
+        for beside in (0, 1)
+    ]
+    passes = [record for record, _ in residuals([1.0]) if record.kind == "mixed"]
+    decodes = [Record("decode", "fit", 1, beside, 1, n, (), 0, False, (0.01,) * 9) for n in range(12) for beside in (0, 1)]
+    parameters = fit([*blocks, *passes, *decodes], Device(10, 2, ((1, 1e9), (2, 2e9)), 0.0))
+    costs = FittedCosts(parameters)
+    with_head_s, without_s = (costs.prefill([Piece(4, 0)], 3, 1, 1, last).predicted_s for last in (True, False))
+    assert with_head_s == pytest.approx(3 * 4 * 1.2e-4 + 0.006, rel=0.02)
+    assert without_s == pytest.approx(3 * 4 * 1.2e-4, rel=0.02)
 
 
 def test_a_bound_is_the_quantile_of_its_cell() -> None:

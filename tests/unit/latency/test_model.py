@@ -57,8 +57,8 @@ def test_a_whole_prefill_is_its_terms_times_its_features_however_it_is_cut(sizes
     model, pieces = costs(), [Piece(*size) for size in sizes]
     prefill = model.parameters.prefill
     whole_s = prefill.fixed_s + float(np.dot(prefill.at(units), prefill_row(pieces, 10, last=True)))
-    assert model.prefill(pieces, 10, units, 0).predicted_s == pytest.approx(whole_s)
-    cut_s = sum(model.prefill(pieces, layers, units, 0).predicted_s for layers in (1, 4, 5))
+    assert model.prefill(pieces, 10, units, 0, last=True).predicted_s == pytest.approx(whole_s)
+    cut_s = sum(model.prefill(pieces, layers, units, 0, layers == 5).predicted_s for layers in (1, 4, 5))
     assert cut_s - 2 * prefill.fixed_s == pytest.approx(whole_s)
 
 
@@ -76,7 +76,7 @@ def test_more_units_are_never_slower_alone_or_beside_the_same_lane(seed: int, ba
     model = costs(seed=seed)
     for units in (range(1, 65 - beside, 3), range(65 - beside, 65, 3)):
         decodes = [model.decode(batch, context, u, beside) for u in units]
-        prefills = [model.prefill([Piece(batch, context)], 2, u, beside) for u in units]
+        prefills = [model.prefill([Piece(batch, context)], 2, u, beside, last=True) for u in units]
         for times in (decodes, prefills):
             assert rises(times) == []
 

@@ -34,7 +34,7 @@ def test_decode_steps_are_predicted(profile: Profile, law: Law, batch: int, cont
 @pytest.mark.parametrize("pieces", [[Piece(20, 0)], [Piece(300, 0)], [Piece(150, 2000)], [Piece(60, 0), Piece(90, 500)]])
 @pytest.mark.parametrize(("units", "beside"), [(1, 0), (2, 0), (1, 1), (1, 2)])
 def test_whole_prefills_are_predicted(profile: Profile, law: Law, pieces: list[Piece], units: int, beside: int) -> None:
-    predicted_s = profile.costs().prefill(pieces, law.layers, units, beside).predicted_s
+    predicted_s = profile.costs().prefill(pieces, law.layers, units, beside, last=True).predicted_s
     assert predicted_s == pytest.approx(law.block_s(pieces, law.layers, True, units, beside), rel=0.12)
 
 
@@ -98,7 +98,7 @@ def test_a_device_with_one_unit_is_profiled_in_turns_and_in_one_pass(tmp_path: P
     costs = profile.costs()
     assert costs.decode(4, 800, 1, 0).predicted_s == pytest.approx(law.decode_s(4, 800, 1, 0), rel=0.08)
     whole = [Piece(300, 0)]
-    assert costs.prefill(whole, law.layers, 1, 0).predicted_s == pytest.approx(
+    assert costs.prefill(whole, law.layers, 1, 0, last=True).predicted_s == pytest.approx(
         law.block_s(whole, law.layers, True, 1, 0), rel=0.12
     )
     assert costs.mixed(4, 800, whole, 1).predicted_s == pytest.approx(law.mixed_s(4, 800, whole), rel=0.1)

@@ -252,7 +252,9 @@ class World(Lanes):
         job = next(job for job in self.jobs if job.job_id == (block.job_id or self._jobs_begun))
         beside = use.split.decode_units if use.mode is not Mode.TIME_SHARED else 0
         layers, self._end_layer, job.in_flight = block.end_layer - job.layers_done, block.end_layer, True
-        self._block_ends_s = self.now + self.costs.prefill(job.pieces, layers, use.split.prefill_units, beside).predicted_s
+        last = block.end_layer == self.layers
+        block_s = self.costs.prefill(job.pieces, layers, use.split.prefill_units, beside, last).predicted_s
+        self._block_ends_s = self.now + block_s
 
     def _land(self) -> None:
         job = self.held

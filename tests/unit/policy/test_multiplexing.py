@@ -113,7 +113,7 @@ def test_a_block_fills_the_decode_step_by_predicted_time() -> None:
     assert use.block_s is not None
     assert use.block is not None
     assert 0.85 * use.decode_s.predicted_s < use.block_s.predicted_s <= use.decode_s.predicted_s
-    longer = CPU.prefill([(100, 0)], use.block.end_layer + 1, 1, 1)  # type: ignore[list-item]
+    longer = CPU.prefill([(100, 0)], use.block.end_layer + 1, 1, 1, last=False)  # type: ignore[list-item]
     assert longer.predicted_s > use.decode_s.predicted_s / 1.05
 
 
@@ -278,7 +278,7 @@ def test_a_fixed_rule_needs_no_latency_model() -> None:
 def test_with_a_latency_model_a_rule_says_what_to_expect() -> None:
     view = Lanes(decoding=[decoder("a")], waiting=[waiter("w", 500)])
     use = use_of(view, limits(rule=FixedRule(Split(1, 1), 4)))
-    assert (use.decode_s, use.block_s) == (CPU.decode(1, 100, 1, 1), CPU.prefill([(500, 0)], 4, 1, 1))  # type: ignore[list-item]
+    assert (use.decode_s, use.block_s) == (CPU.decode(1, 100, 1, 1), CPU.prefill([(500, 0)], 4, 1, 1, last=False))  # type: ignore[list-item]
 
 
 @pytest.mark.parametrize(("decodes", "split"), [(1, Split(7, 1)), (30, Split(4, 4))])

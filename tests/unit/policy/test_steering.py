@@ -55,7 +55,11 @@ class Instance:
         return int(sum(asked.tokens + asked.made for asked in self.decoding))
 
     def view(self) -> InstanceView:
-        queued = sum(asked.prefill_s for asked in self.queue) / COSTS.prefill((Piece(512, 0),), 30, 1, 0).predicted_s * 512
+        queued = (
+            sum(asked.prefill_s for asked in self.queue)
+            / COSTS.prefill((Piece(512, 0),), 30, 1, 0, last=True).predicted_s
+            * 512
+        )
         return replace(
             WELL,
             instance_id=self.name,
@@ -109,7 +113,7 @@ def good_share(policy: Policy, rate: float) -> float:
             choice = choose_route(RouteAsk(tokens, {}), [i.view() for i in fleet.values()], limits, costs, rng)
             assert choice.instance_id is not None
             decoder, ttft_s = fleet[choice.instance_id], limits.ttft_s + limits.ttft_s_per_token * tokens
-            alone_s = COSTS.prefill((Piece(tokens, 0),), 30, 1, 0).predicted_s
+            alone_s = COSTS.prefill((Piece(tokens, 0),), 30, 1, 0, last=True).predicted_s
             asked.append(Asked(tokens, output, arrival_s, ttft_s, alone_s, decoder))
             decoder.coming += 1
             fleet[choice.prefill[0] if choice.prefill else choice.instance_id].queue.append(asked[-1])

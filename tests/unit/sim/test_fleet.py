@@ -52,14 +52,14 @@ def test_the_same_seed_gives_the_same_lifelines_and_another_one_others() -> None
 
 def test_in_an_idle_fleet_a_first_token_takes_its_way_and_its_prefill() -> None:
     (lifeline,) = simulate(config(0, 1), device(), requests((0.0, 100, 1)), spread=0.0).lifelines
-    prefill_s = COSTS.prefill((Piece(100, 0),), LAYERS, UNITS, 0).predicted_s
+    prefill_s = COSTS.prefill((Piece(100, 0),), LAYERS, UNITS, 0, last=True).predicted_s
     assert lifeline.ttft_s == pytest.approx(2 * LINE_S + prefill_s)
 
 
 def test_in_an_idle_fleet_a_fetched_one_takes_the_prefill_elsewhere_the_transfer_and_a_decode_step() -> None:
     model = device()
     run = simulate(config(1, 0, 1, "remote"), model, requests((0.0, 101, 1)), spread=0.0)
-    prefill_s = COSTS.prefill((Piece(100, 0),), LAYERS, UNITS, 0).predicted_s
+    prefill_s = COSTS.prefill((Piece(100, 0),), LAYERS, UNITS, 0, last=True).predicted_s
     transfer_s = 100 * model.kv_bytes_per_token / LINK
     decode_s = COSTS.decode(1, 101, UNITS, 0).predicted_s
     parts_s = 2 * LINE_S + 2 * LATENCY_S + prefill_s + transfer_s + decode_s
@@ -72,7 +72,7 @@ def test_a_push_hides_behind_the_prefill_but_for_its_last_block() -> None:
     """So long a prompt is computed in several blocks."""
     model = device()
     run = simulate(config(1, 0, 1, "remote"), model, requests((0.0, 1001, 1)), spread=0.0)
-    prefill_s = COSTS.prefill((Piece(1000, 0),), LAYERS, UNITS, 0).predicted_s
+    prefill_s = COSTS.prefill((Piece(1000, 0),), LAYERS, UNITS, 0, last=True).predicted_s
     transfer_s = 1000 * model.kv_bytes_per_token / LINK
     ttft_s = run.lifelines[0].ttft_s
     assert ttft_s is not None

@@ -16,7 +16,7 @@ COSTS, UNITS, LAYERS = MODEL.costs, MODEL.units, MODEL.layout.layers
     ("piece", "published_s"), [(Piece(1024, 0), 0.0212), (Piece(4096, 0), 0.0928), (Piece(4096, 4096), 0.1068)]
 )
 def test_a_prefill_takes_what_was_published_of_the_gpu_that_its_rates_are_from(piece: Piece, published_s: float) -> None:
-    assert COSTS.prefill((piece,), LAYERS, UNITS, 0).predicted_s == pytest.approx(published_s, rel=0.02)
+    assert COSTS.prefill((piece,), LAYERS, UNITS, 0, last=True).predicted_s == pytest.approx(published_s, rel=0.02)
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ def test_what_nothing_was_taken_from_is_predicted_too() -> None:
     mixed_s = COSTS.mixed(32, 32 * 4224, (Piece(2048, 0),), UNITS).predicted_s
     assert mixed_s == pytest.approx(0.0487, rel=0.05)
     other = device_model(A100, LLAMA_8B)
-    assert other.costs.prefill((Piece(1024, 0),), LAYERS, 108, 0).predicted_s == pytest.approx(0.0647, rel=0.02)
+    assert other.costs.prefill((Piece(1024, 0),), LAYERS, 108, 0, last=True).predicted_s == pytest.approx(0.0647, rel=0.02)
     assert other.costs.decode(32, 32 * 1024, 108, 0).predicted_s == pytest.approx(0.0156, rel=0.2)
 
 
@@ -61,7 +61,9 @@ def test_its_parameters_are_sound_as_those_of_a_profile_must_be(gpu: Gpu) -> Non
 def test_more_multiprocessors_are_never_slower(new: int, prior: int, one, other) -> None:  # type: ignore[no-untyped-def]
     fewer, more = sorted((one, other), key=lambda split: split.prefill_units)
     piece = (Piece(new, prior),)
-    slow_s, fast_s = (COSTS.prefill(piece, 8, split.prefill_units, split.decode_units).predicted_s for split in (fewer, more))
+    slow_s, fast_s = (
+        COSTS.prefill(piece, 8, split.prefill_units, split.decode_units, last=False).predicted_s for split in (fewer, more)
+    )
     assert fast_s <= slow_s
 
 
