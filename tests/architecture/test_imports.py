@@ -31,6 +31,10 @@ LAW: dict[str, tuple[str, ...]] = {
         *(*BASE, "pdmux_ray.cache", "pdmux_ray.engine.runner", "pdmux_ray.engine.fake_runner", "pdmux_ray.model"),
         *("kv_transfer.layout", "torch", "numpy", "filelock"),
     ),
+    "pdmux_ray.device.cuda": (  # alone sees the GPU's compiler and its driver
+        *(*BASE, "pdmux_ray.device", "pdmux_ray.engine.runner", "pdmux_ray.model"),
+        *("kv_transfer.layout", "torch", "numpy", "triton", "cuda.bindings"),
+    ),
     "pdmux_ray.text": (
         "pdmux_ray.errors",
         "pdmux_ray.types",
@@ -101,6 +105,7 @@ LIGHT = (
     *("pdmux_ray.engine.engine", "pdmux_ray.engine.fake_runner", "pdmux_ray.device.base", "pdmux_ray.model.source"),
     *("pdmux_ray.text.tokenizer", "pdmux_ray.text.stream", "pdmux_ray.serve.launch", "kv_transfer.endpoint"),
     *("pdmux_ray.bench.cli", "pdmux_ray.metrics.summary", "pdmux_ray.workload.requests", "pdmux_ray.sim.fleet"),
+    "pdmux_ray.device.cuda.green_context",
 )
 
 
@@ -171,6 +176,8 @@ def test_an_import_for_type_checking_is_told_from_one_that_runs(tmp_path: Path) 
         ("pdmux_ray.engine.loop", "torch"),
         ("pdmux_ray.engine.loop", "pdmux_ray.device.base.build_runner"),
         ("pdmux_ray.device.cpu.runner", "ray"),
+        ("pdmux_ray.device.cpu.runner", "triton"),
+        ("pdmux_ray.device.base", "cuda.bindings.driver"),
         ("pdmux_ray.serve.instance", "torch"),
         ("pdmux_ray.types", "pdmux_ray.typesetting"),
         ("kv_transfer.layout", "pdmux_ray.types.Phase"),
@@ -192,13 +199,13 @@ def test_no_package_is_outside_the_law() -> None:
     assert unlisted == {"pdmux_ray"}
 
 
-def test_importing_a_light_module_imports_neither_torch_nor_ray() -> None:
+def test_importing_a_light_module_imports_neither_torch_nor_ray_nor_what_the_gpu_needs() -> None:
     """One after the other in one interpreter, up to the first that does."""
     code = """
 import importlib, sys
 for name in sys.argv[1:]:
     importlib.import_module(name)
-    assert not {"torch", "ray"} & set(sys.modules), name
+    assert not {"torch", "ray", "triton", "cuda.bindings"} & set(sys.modules), name
 """
     done = subprocess.run([sys.executable, "-c", code, *LIGHT], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -1,0 +1,146 @@
+"""The CUDA driver, each of its calls failing with a named error.
+
+Over `cuda.bindings.driver`, which is imported when a driver is opened and finds libcuda by itself. Which calls there are
+depends on two versions, the driver's and the bindings'; what only newer ones have is behind `Driver.structured`.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from pdmux_ray.errors import ConfigError, PdmuxError
+
+NEEDED = 12_050  # the first version with cuGreenCtxStreamCreate; 1000 * major + 10 * minor, as the driver counts
+STRUCTURED = 13_010  # the first with cuDevSmResourceSplit and work queues of a green context's own
+QUEUES = 32  # of the device that streams are spread over; the driver's default is 8
+
+_NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE
+_NAME_BYTES = 256
+_INSTEAD = "configs/cpu-mux.yaml (engine.device: cpu) needs no GPU."
+
+
+class CudaError(PdmuxError):
+    """A driver call failed. `call`: its name; `code`: its CUresult."""
+
+    def __init__(self, call: str, result: Any) -> None:
+        super().__init__(f"{call} failed with {getattr(result, 'name', 'CUresult')} ({int(result)})")
+        self.call, self.code = call, int(result)
+
+
+class CudaUnavailableError(ConfigError):
+    """This machine cannot run the CUDA device; the message says what is missing, and what runs instead."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(f"{message} {_INSTEAD}")
+
+
+class NoDriverError(CudaUnavailableError):
+    """libcuda, or the Python package that calls it, is not installed."""
+
+
+class OldDriverError(CudaUnavailableError):
+    """The driver has no green contexts; the message states the version needed and the one found."""
+
+
+class NoDeviceError(CudaUnavailableError):
+    """There is no GPU, or not the one that was asked for."""
+
+
+class MigDeviceError(CudaUnavailableError):
+    """The device is a slice of a GPU in MIG mode."""
+
+
+def widen_queues() -> None:
+    """More hardware queues than the default, unless the environment says. To be called before CUDA starts in this process.
+
+    Streams that share a queue wait for each other's work: a graph replay of one lane for kernels of the other.
+    """
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", str(QUEUES))
+
+
+class Driver:
+    """The driver of this process, initialised. Handles are the bindings' objects; `bindings` is their module.
+
+    `structured`: groups have a guaranteed structure, and contexts work queues of their own; else groups are made by count.
+    """
+
+    def __init__(self, bindings: Any, version: int) -> None:
+        self.bindings, self.version = bindings, version
+        self.structured = version >= STRUCTURED and hasattr(bindings, "cuDevSmResourceSplit")
+
+    def call(self, name: str, *arguments: Any) -> Any:
+        """What the call returns beside its CUresult: a value, or a tuple of none or several. Raises CudaError."""
+        result, *values = getattr(self.bindings, name)(*arguments)
+        if int(result):
+            raise CudaError(name, result)
+        return values[0] if len(values) == 1 else tuple(values)
+
+    def device(self, index: int) -> Any:
+        """A CUdevice. Raises NoDeviceError, MigDeviceError."""
+        count = self.call("cuDeviceGetCount")
+        if index >= count:
+            raise NoDeviceError(f"there is no CUDA device {index}: {count} are visible, counted from 0.{_visible()}")
+        device = self.call("cuDeviceGet", index)
+        name = self.call("cuDeviceGetName", _NAME_BYTES, device).rstrip(b"\0").decode(errors="replace")
+        if " MIG " in f"{name} ":  # the driver appends the slice's profile to the GPU's name
+            raise MigDeviceError(
+                f"CUDA device {index} is {name!r}, a slice of a GPU in MIG mode: lanes are made of a whole GPU. "
+                "Switch MIG off (`nvidia-smi -mig 0`) or name another GPU in CUDA_VISIBLE_DEVICES."
+            )
+        return device
+
+    def split_by_count(self, sms: Any, units: int) -> tuple[Any, Any]:
+        """A group of at least `units` of the SMs, as the driver rounds, and the rest. Raises CudaError."""
+        groups, made, rest = self.call("cuDevSmResourceSplitByCount", 1, sms, 0, units)
+        if not made:
+            raise CudaError("cuDevSmResourceSplitByCount", self.bindings.CUresult.CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION)
+        return groups[0], rest
+
+    def split_structured(self, sms: Any, units: int, together: int) -> tuple[Any, Any]:
+        """A group of `units` SMs of which `together` each can run one cluster, and the rest. Raises CudaError."""
+        group = self.bindings.CU_DEV_SM_RESOURCE_GROUP_PARAMS()
+        group.smCount, group.coscheduledSmCount = units, together
+        try:
+            groups, rest = self.call("cuDevSmResourceSplit", 1, sms, 0, [group])
+        except TypeError:  # cuda-bindings 13.1 and 13.2 take one group, not a list
+            groups, rest = self.call("cuDevSmResourceSplit", 1, sms, 0, group)
+        return groups[0], rest
+
+
+def open_driver() -> Driver:
+    """Raises CudaUnavailableError, one of those above, or CudaError."""
+    widen_queues()
+    try:
+        from cuda.bindings import driver as bindings
+    except ImportError:
+        raise NoDriverError("The Python package cuda-bindings is missing: `pip install 'pdmux-ray[cuda]'`.") from None
+    try:
+        result, version = bindings.cuDriverGetVersion()
+    except RuntimeError as error:  # of a class that depends on the bindings' version
+        raise NoDriverError(f"The NVIDIA driver's library, libcuda.so.1, cannot be loaded: {error}") from error
+    driver = Driver(bindings, version)
+    if int(result):
+        raise CudaError("cuDriverGetVersion", result)
+    if version < NEEDED:
+        raise OldDriverError(
+            f"The NVIDIA driver supports CUDA {dotted(version)}; green contexts need {dotted(NEEDED)}: install a newer one."
+        )
+    try:
+        driver.call("cuInit", 0)
+    except CudaError as error:
+        if error.code != _NO_DEVICE:
+            raise
+        raise NoDeviceError(f"The NVIDIA driver finds no GPU.{_visible()}") from error
+    return driver
+
+
+def dotted(version: int) -> str:
+    """13010 -> 13.1"""
+    return f"{version // 1000}.{version % 1000 // 10}"
+
+
+def _visible() -> str:
+    """What hides devices from this process, if anything does."""
+    value = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return "" if value is None else f" CUDA_VISIBLE_DEVICES is {value!r}."
