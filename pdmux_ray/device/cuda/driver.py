@@ -7,11 +7,14 @@ depends on two versions, the driver's and the bindings'; what only newer ones ha
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from pdmux_ray.errors import ConfigError, PdmuxError
 
-NEEDED = 12_050  # the first version with cuGreenCtxStreamCreate; 1000 * major + 10 * minor, as the driver counts
+NEEDED = 12_040  # the first version with green contexts; 1000 * major + 10 * minor, as the driver counts
+GREEN_STREAMS = 12_050  # the first with cuGreenCtxStreamCreate
 STRUCTURED = 13_010  # the first with cuDevSmResourceSplit and work queues of a green context's own
 QUEUES = 32  # of the device that streams are spread over; the driver's default is 8
 
@@ -60,14 +63,15 @@ def widen_queues() -> None:
 
 
 class Driver:
-    """The driver of this process, initialised. Handles are the bindings' objects; `bindings` is their module.
+    """The driver of this process. Handles are the bindings' objects; `bindings` is their module.
 
     `structured`: groups have a guaranteed structure, and contexts work queues of their own; else groups are made by count.
     """
 
-    def __init__(self, bindings: Any, version: int) -> None:
-        self.bindings, self.version = bindings, version
-        self.structured = version >= STRUCTURED and hasattr(bindings, "cuDevSmResourceSplit")
+    def __init__(self, bindings: Any) -> None:
+        self.bindings = bindings
+        self.version: int = self.call("cuDriverGetVersion")
+        self.structured = self.version >= STRUCTURED and hasattr(bindings, "cuDevSmResourceSplit")
 
     def call(self, name: str, *arguments: Any) -> Any:
         """What the call returns beside its CUresult: a value, or a tuple of none or several. Raises CudaError."""
@@ -75,6 +79,15 @@ class Driver:
         if int(result):
             raise CudaError(name, result)
         return values[0] if len(values) == 1 else tuple(values)
+
+    @contextmanager
+    def current(self, context: Any) -> Iterator[None]:
+        """Leaves the thread with the context that it had."""
+        self.call("cuCtxPushCurrent", context)
+        try:
+            yield
+        finally:
+            self.call("cuCtxPopCurrent")
 
     def device(self, index: int) -> Any:
         """A CUdevice. Raises NoDeviceError, MigDeviceError."""
@@ -89,6 +102,14 @@ class Driver:
                 "Switch MIG off (`nvidia-smi -mig 0`) or name another GPU in CUDA_VISIBLE_DEVICES."
             )
         return device
+
+    def green_stream(self, green: Any, priority: int) -> Any:
+        """A CUstream whose kernels run on the SMs of a green context. A lower `priority` goes first."""
+        flags = int(self.bindings.CUstream_flags.CU_STREAM_NON_BLOCKING)
+        if self.version >= GREEN_STREAMS:
+            return self.call("cuGreenCtxStreamCreate", green, flags, priority)
+        with self.current(self.call("cuCtxFromGreenCtx", green)):
+            return self.call("cuStreamCreateWithPriority", flags, priority)
 
     def split_by_count(self, sms: Any, units: int) -> tuple[Any, Any]:
         """A group of at least `units` of the SMs, as the driver rounds, and the rest. Raises CudaError."""
@@ -109,29 +130,26 @@ class Driver:
 
 
 def open_driver() -> Driver:
-    """Raises CudaUnavailableError, one of those above, or CudaError."""
+    """Initialised. Raises CudaUnavailableError, mostly one of those above."""
     widen_queues()
     try:
         from cuda.bindings import driver as bindings
     except ImportError:
         raise NoDriverError("The Python package cuda-bindings is missing: `pip install 'pdmux-ray[cuda]'`.") from None
     try:
-        result, version = bindings.cuDriverGetVersion()
-    except RuntimeError as error:  # of a class that depends on the bindings' version
-        raise NoDriverError(f"The NVIDIA driver's library, libcuda.so.1, cannot be loaded: {error}") from error
-    driver = Driver(bindings, version)
-    if int(result):
-        raise CudaError("cuDriverGetVersion", result)
-    if version < NEEDED:
-        raise OldDriverError(
-            f"The NVIDIA driver supports CUDA {dotted(version)}; green contexts need {dotted(NEEDED)}: install a newer one."
-        )
-    try:
+        driver = Driver(bindings)
+        if driver.version < NEEDED:
+            raise OldDriverError(
+                f"The NVIDIA driver supports CUDA {dotted(driver.version)}; green contexts need {dotted(NEEDED)}: install "
+                "a newer one."
+            )
         driver.call("cuInit", 0)
     except CudaError as error:
-        if error.code != _NO_DEVICE:
-            raise
-        raise NoDeviceError(f"The NVIDIA driver finds no GPU.{_visible()}") from error
+        if error.code == _NO_DEVICE:
+            raise NoDeviceError(f"The NVIDIA driver finds no GPU.{_visible()}") from error
+        raise CudaUnavailableError(f"The NVIDIA driver does not start: {error}.") from error
+    except RuntimeError as error:  # the bindings', of a class that depends on their version
+        raise NoDriverError(f"The NVIDIA driver's library, libcuda.so.1, cannot be loaded: {error}") from error
     return driver
 
 

@@ -2,21 +2,20 @@
 
 For each split two green contexts on disjoint SMs, one for either lane, with a stream each; beside them a stream of the primary
 context, which has every SM. What a context has is read back from it: the driver may make groups of other sizes than asked.
-Contexts and streams live as long as the process, because a stream fails once its context is gone. None of the contexts is ever
-made current: work goes to a partition by its stream.
+Contexts and streams live as long as the process, because a stream fails once its context is gone. The primary context stays
+current: work goes to a partition by its stream.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import gcd
 from typing import Any
 
-from pdmux_ray.device.cuda.driver import CudaError, Driver, open_driver
+from pdmux_ray.device.cuda.driver import QUEUES, CudaError, Driver, open_driver
 from pdmux_ray.device.cuda.splits import SmResource, decode_is_group, feasible_splits, infeasible, written
 from pdmux_ray.types import Split
 
@@ -85,8 +84,9 @@ def make_partitions(device_index: int = 0, asked: Sequence[tuple[int, int]] | No
     To be called once, after `driver.widen_queues` and `torch.cuda.init`. Raises CudaUnavailableError (no GPU, no driver, too
     old, MIG), ConfigError (a split that is not feasible; the message lists those that are) and CudaError.
     """
-    device = _Device(open_driver(), device_index)
-    with device.primary_is_current():
+    driver = open_driver()
+    device = _Device(driver, device_index)
+    with driver.current(device.primary):
         partitions = device.divide(asked)
     partitions.warnings.extend(_of_environment())
     for warning in partitions.warnings:
@@ -107,25 +107,16 @@ class _Device:
         self._driver = driver
         self._kinds, self._handle = driver.bindings.CUdevResourceType, driver.device(index)
         # Held for as long as the process lives. First: every green context would else make a primary context, and end it.
-        self._primary = driver.call("cuDevicePrimaryCtxRetain", self._handle)
+        self.primary = driver.call("cuDevicePrimaryCtxRetain", self._handle)
         self._sms = driver.call("cuDeviceGetDevResource", self._handle, self._kinds.CU_DEV_RESOURCE_TYPE_SM)
         self._resource = SmResource(self._sms.sm.smCount, *self._granularity())
-        self._queues = self._own_queues() if driver.structured else None
+        self._queues, self._queue_count = self._own_queues() if driver.structured else (None, 0)
         self._warnings: list[str] = []
-
-    @contextmanager
-    def primary_is_current(self) -> Iterator[None]:
-        """Leaves the thread with the context that it had."""
-        self._driver.call("cuCtxPushCurrent", self._primary)
-        try:
-            yield
-        finally:
-            self._driver.call("cuCtxPopCurrent")
 
     def divide(self, asked: Sequence[tuple[int, int]] | None) -> Partitions:
         # Decodes are few, short and awaited: where they share SMs with a capped prefill, theirs go first.
         low, high = self._driver.call("cuCtxGetStreamPriorityRange")
-        whole, lanes = self._whole(high), {}
+        whole, lanes = self._whole(high), dict[Split, tuple[Partition, Partition]]()
         for split in feasible_splits(self._resource, asked):
             try:
                 for_prefill, for_decode = self._cut(split)
@@ -141,14 +132,15 @@ class _Device:
             actual = Split(prefill.units, decode.units)
             if actual != split:
                 self._warnings.append(f"{written([split])} SMs were asked for, the driver made {written([actual])}")
-            lanes.setdefault(actual, (prefill, decode))
+            lanes[actual] = prefill, decode
         self._check_queues(2 * len(lanes))
         return Partitions(self._resource, whole, lanes, self._driver.structured, self._warnings)
 
     def _whole(self, priority: int) -> Partition:
         flags = int(self._driver.bindings.CUstream_flags.CU_STREAM_NON_BLOCKING)
         stream = self._driver.call("cuStreamCreateWithPriority", flags, priority)
-        return Partition(self._resource.count, self._resource.count, int(stream), int(self._primary))
+        has = self._driver.call("cuCtxGetDevResource", self.primary, self._kinds.CU_DEV_RESOURCE_TYPE_SM)
+        return Partition(self._resource.count, has.sm.smCount, int(stream), int(self.primary))
 
     def _cut(self, split: Split) -> tuple[Any, Any]:
         """The SMs of prefill and of decode."""
@@ -174,13 +166,13 @@ class _Device:
 
     def _partition(self, sms: Any, asked: int, priority: int) -> Partition:
         """A green context of these SMs and its stream."""
-        call, bindings = self._driver.call, self._driver.bindings
+        call = self._driver.call
         resources = [sms] if self._queues is None else [sms, self._queues]
         description = call("cuDevResourceGenerateDesc", resources, len(resources))
-        flags = int(bindings.CUgreenCtxCreate_flags.CU_GREEN_CTX_DEFAULT_STREAM)
+        flags = int(self._driver.bindings.CUgreenCtxCreate_flags.CU_GREEN_CTX_DEFAULT_STREAM)
         green = call("cuGreenCtxCreate", description, self._handle, flags)
         context = call("cuCtxFromGreenCtx", green)
-        stream = call("cuGreenCtxStreamCreate", green, int(bindings.CUstream_flags.CU_STREAM_NON_BLOCKING), priority)
+        stream = self._driver.green_stream(green, priority)
         has = call("cuGreenCtxGetDevResource", green, self._kinds.CU_DEV_RESOURCE_TYPE_SM)
         return Partition(asked, has.sm.smCount, int(stream), int(context))
 
@@ -200,19 +192,20 @@ class _Device:
     def _rounded(self, units: int) -> int:
         return self._driver.split_by_count(self._sms, units)[0].sm.smCount
 
-    def _own_queues(self) -> Any:
-        """The resource that gives a context work queues that no other one uses: one, as it has one stream that is used."""
+    def _own_queues(self) -> tuple[Any, int]:
+        """The resource that gives a context a work queue that no other one uses, and how many the device has. One for each
+        context suffices: of its streams one is used."""
         queues = self._driver.call("cuDeviceGetDevResource", self._handle, self._kinds.CU_DEV_RESOURCE_TYPE_WORKQUEUE_CONFIG)
-        self._device_queues = queues.wqConfig.wqConcurrencyLimit
+        count = queues.wqConfig.wqConcurrencyLimit
         queues.wqConfig.sharingScope = self._driver.bindings.CUdevWorkqueueConfigScope.CU_WORKQUEUE_SCOPE_GREEN_CTX_BALANCED
         queues.wqConfig.wqConcurrencyLimit = 1
-        return queues
+        return queues, count
 
     def _check_queues(self, lanes: int) -> None:
-        if self._queues is not None and lanes > self._device_queues:
+        if self._queues is not None and lanes > self._queue_count:
             self._warnings.append(
-                f"{lanes} lanes share {self._device_queues} work queues and may wait for each other: set "
-                "CUDA_DEVICE_MAX_CONNECTIONS=32 in the environment, before CUDA starts"
+                f"{lanes} lanes share {self._queue_count} work queues and may wait for each other: make fewer splits, or set "
+                f"CUDA_DEVICE_MAX_CONNECTIONS in the environment, to {QUEUES} at most, before CUDA starts"
             )
 
 

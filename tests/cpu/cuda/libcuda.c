@@ -50,8 +50,8 @@ _Static_assert(sizeof(Resource) == 144, "CUdevResource has 144 bytes");
 
 typedef struct { unsigned count, together, preferred, flags, reserved[12]; } Group; /* CU_DEV_SM_RESOURCE_GROUP_PARAMS */
 typedef struct { Resource sm, queues; } Description;
-typedef struct { int device; Resource sm, queues; } Context;       /* CUcontext */
-typedef struct { int alive; Context context; } Green;              /* CUgreenCtx; its CUcontext is another address */
+typedef struct { int device; Resource sm, queues; struct Green *green; } Context; /* CUcontext; green: NULL if primary */
+typedef struct Green { int alive; Context context; } Green; /* CUgreenCtx; its CUcontext is another address */
 typedef struct { Context *context; Green *green; int priority; } Stream;
 
 static int initialised, splits;
@@ -162,7 +162,7 @@ int cuDeviceGetName(char *name, int bytes, int device) {
 int cuDevicePrimaryCtxRetain(Context **context, int device) {
     if (!initialised) return NOT_INITIALIZED;
     if (!primary[device]) primary[device] = calloc(1, sizeof(Context));
-    *primary[device] = (Context){device, whole_device(), queues_of(device)};
+    *primary[device] = (Context){device, whole_device(), queues_of(device), NULL};
     note("primary");
     return *context = primary[device], OK;
 }
@@ -176,16 +176,17 @@ int cuCtxGetStreamPriorityRange(int *least, int *greatest) {
     return *least = 0, *greatest = HIGHEST_PRIORITY, OK;
 }
 
-static int make_stream(Stream **stream, Context *context, Green *green, int priority) {
+static int make_stream(Stream **stream, Context *context, int priority) {
     *stream = calloc(1, sizeof(Stream));
-    **stream = (Stream){context, green, priority};
+    **stream = (Stream){context, context->green, priority};
     note("stream %p context=%p priority=%d sms=%s", (void *)*stream, (void *)context, priority, hex(&context->sm));
     return OK;
 }
 
 int cuStreamCreateWithPriority(Stream **stream, unsigned flags, int priority) {
     if (!current[depth]) return INVALID_CONTEXT;
-    return flags > NON_BLOCKING ? INVALID_VALUE : make_stream(stream, current[depth], NULL, priority);
+    if (flags > NON_BLOCKING || (current[depth]->green && flags != NON_BLOCKING)) return INVALID_VALUE;
+    return make_stream(stream, current[depth], priority);
 }
 
 int cuStreamQuery(Stream *stream) { return stream->green && !stream->green->alive ? STREAM_DETACHED : OK; }
@@ -204,6 +205,10 @@ static int get_resource(Resource *resource, int type, Resource sm, Resource queu
 int cuDeviceGetDevResource(int device, Resource *resource, int type) {
     if (!initialised) return NOT_INITIALIZED;
     return get_resource(resource, type, whole_device(), queues_of(device));
+}
+
+int cuCtxGetDevResource(Context *context, Resource *resource, int type) {
+    return get_resource(resource, type, context->sm, context->queues);
 }
 
 int cuGreenCtxGetDevResource(Green *green, Resource *resource, int type) {
@@ -292,7 +297,7 @@ int cuGreenCtxCreate(Green **green, Description *description, int device, unsign
     if (!initialised) return NOT_INITIALIZED;
     if (flags != DEFAULT_STREAM) return INVALID_VALUE;
     *green = calloc(1, sizeof(Green));
-    Context context = {device, description->sm.type ? description->sm : whole_device(), queues_of(device)};
+    Context context = {device, description->sm.type ? description->sm : whole_device(), queues_of(device), *green};
     context.sm.divided_by = 0;
     if (description->queues.type) context.queues = description->queues;
     **green = (Green){1, context};
@@ -305,7 +310,7 @@ int cuCtxFromGreenCtx(Context **context, Green *green) { return *context = &gree
 
 int cuGreenCtxStreamCreate(Stream **stream, Green *green, unsigned flags, int priority) {
     if (!green->alive) return INVALID_CONTEXT;
-    return flags != NON_BLOCKING ? INVALID_VALUE : make_stream(stream, &green->context, green, priority);
+    return flags != NON_BLOCKING ? INVALID_VALUE : make_stream(stream, &green->context, priority);
 }
 
 static const struct { const char *name; int since; void *address; } CALLS[] = {
@@ -323,6 +328,7 @@ static const struct { const char *name; int since; void *address; } CALLS[] = {
     {"cuStreamQuery", 2000, cuStreamQuery},
     {"cuStreamGetGreenCtx", 12040, cuStreamGetGreenCtx},
     {"cuDeviceGetDevResource", 12040, cuDeviceGetDevResource},
+    {"cuCtxGetDevResource", 12040, cuCtxGetDevResource},
     {"cuGreenCtxGetDevResource", 12040, cuGreenCtxGetDevResource},
     {"cuDevSmResourceSplitByCount", 12040, cuDevSmResourceSplitByCount},
     {"cuDevSmResourceSplit", 13010, cuDevSmResourceSplit},

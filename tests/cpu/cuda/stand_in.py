@@ -15,7 +15,8 @@ from typing import Any
 from pdmux_ray.device.cuda.green_context import Partition
 
 HERE = Path(__file__).parent
-STRUCTURED, BY_COUNT, UNSTATED = 13_010, 13_000, 12_080  # drivers: of each way to divide; the last states no granularity
+# Drivers: each has less than the one before. The third states no granularity, the last makes no streams of green contexts.
+STRUCTURED, BY_COUNT, UNSTATED, OLDEST = 13_010, 13_000, 12_080, 12_040
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,13 @@ class StandIn:
         subprocess.run([compiler, *flags, str(HERE / "libcuda.c"), "-o", str(folder / "libcuda.so.1")], check=True)
 
     def made(self, asked: list[tuple[int, int]] | None = None, driver: int = STRUCTURED, **device: Any) -> Made:
-        answer = self.ask("partitions", driver, asked=asked, **device)
+        return self._read(self.ask("partitions", driver, asked=asked, **device))
+
+    def made_without(self, call: str, asked: list[tuple[int, int]], driver: int = STRUCTURED) -> Made:
+        """By bindings that do not have that call."""
+        return self._read(self.ask("partitions_without", driver, call=call, asked=asked))
+
+    def _read(self, answer: dict[str, Any]) -> Made:
         assert "error" not in answer, answer["error"]
         streams = dict(map(_stream, (line for line in answer["log"] if line.startswith("stream "))))
 

@@ -57,6 +57,17 @@ def split_again(log: Path) -> int:
     return int(bindings.cuDevSmResourceSplitByCount(1, rest, 0, 8)[0])
 
 
+def partitions_without(call: str, asked: list[tuple[int, int]], log: Path) -> dict[str, Any]:
+    """`partitions` with bindings that do not have that call."""
+    bindings = _bindings()
+    kept = getattr(bindings, call)
+    delattr(bindings, call)
+    try:
+        return partitions(asked, log)
+    finally:
+        setattr(bindings, call, kept)
+
+
 def described_rest(units: int, log: Path) -> int:
     """The CUresult of describing what a group of so many SMs leaves."""
     bindings = _bindings()
@@ -105,12 +116,15 @@ def _environment(values: dict[str, str]) -> Iterator[None]:
         os.environ.update(before)
 
 
+OWN = ("asked", "index", "call", "groups", "units", "flags", "destroy")
+
+
 def main() -> None:
     for line in sys.stdin:
         job, arguments = json.loads(line)
         log = Path(arguments.pop("log"))
         log.unlink(missing_ok=True)
-        own = {key: arguments.pop(key) for key in ("asked", "index", "groups", "units", "flags", "destroy") if key in arguments}
+        own = {key: arguments.pop(key) for key in OWN if key in arguments}
         device = {key if key.isupper() else f"STAND_IN_{key.upper()}": str(value) for key, value in arguments.items()}
         with _environment({**device, "STAND_IN_LOG": str(log)}):
             answer = globals()[job](log=log, **own)

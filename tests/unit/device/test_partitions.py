@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import sys
-
 import pytest
 
-from pdmux_ray.device.cuda.driver import CudaError, NoDriverError, open_driver, widen_queues
 from pdmux_ray.device.cuda.green_context import Partition, Partitions
 from pdmux_ray.device.cuda.splits import SmResource
 from pdmux_ray.types import Split
@@ -49,24 +45,3 @@ def test_a_split_that_was_not_made_is_an_error_that_lists_those_that_were(split:
 def test_a_device_that_was_not_divided_has_no_splits() -> None:
     whole = Partitions(SmResource(4, 4, 2), Partition(4, 4, 1, 1), {}, structured=False)
     assert (whole.splits, whole.decode(Split(4, 4)).units) == ((), 4)
-
-
-def test_without_the_bindings_the_error_says_how_to_install_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "cuda.bindings", None)
-    with pytest.raises(NoDriverError, match=r"pip install 'pdmux-ray\[cuda\]'.*cpu-mux.yaml"):
-        open_driver()
-
-
-@pytest.mark.parametrize(("before", "after"), [("", "32"), ("4", "4")])
-def test_more_work_queues_are_asked_for_unless_the_environment_says_how_many(
-    monkeypatch: pytest.MonkeyPatch, before: str, after: str
-) -> None:
-    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", before)
-    if not before:
-        monkeypatch.delenv("CUDA_DEVICE_MAX_CONNECTIONS")
-    widen_queues()
-    assert os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] == after
-
-
-def test_a_result_that_the_bindings_do_not_name_is_a_number() -> None:
-    assert str(CudaError("cuInit", 4242)) == "cuInit failed with CUresult (4242)"
