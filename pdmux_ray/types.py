@@ -44,7 +44,7 @@ class Mode(Enum):
     TIME_SHARED = "time_shared"  # a decode step, then a block of a prefill's layers, each on every unit
     SPLIT = "split"  # both at once, on disjoint units
     CAPPED = "capped"  # both at once: the prefill on some units, the decode on every one
-    AUTO = "auto"  # one of the others for every step, by predicted slack; never itself the mode of a step
+    AUTO = "auto"  # one of the others for every step, by expected misses; never itself the mode of a step
 
 
 ONE_PASS_MODES = (Mode.PREFILL_FIRST, Mode.CHUNKED)  # every unit works on one batch; no lanes needed

@@ -15,7 +15,7 @@ from pdmux_ray.types import Split
 MOST_LEVELS = 8  # numbers of units that are measured, of those a device can be split into
 MOST_CONTEXT_TOKENS = 16_384  # of a decode batch: enough to see its slope
 MOST_PROMPT_TOKENS = 2_048
-SHORT_BLOCK_S = 0.003
+PARTS = 4  # of a prefill, to see the output head apart
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +30,7 @@ class Limits:
     page_size: int
     chunk_tokens: int  # prefill tokens of a step in one pass, at most
     max_new_tokens: int = MOST_PROMPT_TOKENS  # of a prefill that is measured; longer ones are extrapolated
+    max_context_tokens: int = MOST_CONTEXT_TOKENS  # of a decode batch, likewise
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ class Point:
     """One piece of work. Decodes when `contexts` (tokens of each request) is not empty, a prefill when `pieces` is not.
 
     Both with a split run beside each other; `mixed`, without one, in one pass on every unit. `repeats`: times at least.
-    `block_s`: how long a block should take.
+    `block_s`: how long a block should take; `blocks`: into how many the prefill is cut instead, all of which run.
     """
 
     kind: Kind
@@ -47,6 +48,7 @@ class Point:
     pieces: tuple[Piece, ...]
     repeats: int
     block_s: float = 0.05
+    blocks: int = 0
 
     @property
     def cost(self) -> float:
@@ -107,9 +109,9 @@ def _prefills(limits: Limits, split: Split, rng: random.Random) -> list[Point]:
         for prior in sorted({min(prior, room - new) for prior in (0, 1024, 4096)})
         for pieces in [(Piece(new, prior),), *([_split_piece(new, prior, 4)] if prior == 0 and new >= 32 else [])]
     ]
-    # A short prompt is one block: only shorter blocks of it tell the output head, which the last one has, from the layers.
+    # Whole prefills cannot tell the output head, which the last block has, from the layers: parts of short ones can.
     few = sorted({min(new, most) for new in (8, 32)})
-    short = [Point("prefill", "fit", split, (), (Piece(new, 0),), 24, SHORT_BLOCK_S) for new in few]
+    short = [Point("prefill", "fit", split, (), (Piece(new, 0),), 24, blocks=PARTS) for new in few]
     count = 12 * _share(limits)
     drawn = [
         Point("prefill", role, split, (), pieces, 12, block_s)
@@ -157,7 +159,7 @@ def _share(limits: Limits) -> int:
 
 def _context_tokens(limits: Limits) -> int:
     """Of a decode batch, at most: half of the pool, but for the page that each request wastes."""
-    return min(MOST_CONTEXT_TOKENS, max(limits.pool_tokens // 2 - limits.max_batch * limits.page_size, limits.max_batch))
+    return min(limits.max_context_tokens, max(limits.pool_tokens // 2 - limits.max_batch * limits.page_size, limits.max_batch))
 
 
 def _batches(limits: Limits, rng: random.Random, count: int) -> list[tuple[int, ...]]:

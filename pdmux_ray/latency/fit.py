@@ -195,7 +195,7 @@ def _beside(
 
 
 def _prefill_beside(lane: LaneModel, records: Sequence[Record], device: Device) -> LaneModel:
-    """With what the output head takes on top of what the layers do, by least squares over blocks beside a lane on other units."""
+    """With what the output head takes on top of the layers, by least squares over blocks beside a lane on other units."""
     lane = _beside(lane, records, device, _prefill_rest)
     above = below = 0.0
     for record in (record for record in records if record.units + record.beside <= device.units):
@@ -266,6 +266,6 @@ def _quality(part: str, records: Sequence[Record], costs: FittedCosts) -> Qualit
     inside = 0
     for record in records:
         expected_s, bound_s = estimate(costs, record)
-        errors += [abs(took_s / expected_s - 1) for took_s in record.times_s]
+        errors += [abs(expected_s / took_s - 1) for took_s in record.times_s]
         inside += sum(took_s <= bound_s for took_s in record.times_s)
     return Quality(part, len(records), len(errors), percentile(errors, 50), percentile(errors, 90), inside / len(errors))

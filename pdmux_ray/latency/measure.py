@@ -119,15 +119,12 @@ class Bench:
         return self._clock.now() - begin_s
 
     def _blocks(self, point: Point, slices: Sequence[PrefillSlice], split: Split) -> list[Record]:
-        """Blocks of one size, and the rest of a prefill where that is short: the last one brings the output head.
-
-        It is not much shorter, or it would be little else.
-        """
+        """Blocks of one size, and the rest of a prefill where that is short: the last one brings the output head."""
         layers = self._runner.layers
         self._block_s(slices, [1], split)
         size = max(1, min(layers, round(point.block_s / self._block_s(slices, [1], split)[0][1])))
-        count = max(1, round(layers / size))
-        if whole := count <= 4:
+        count = min(point.blocks, layers) or max(1, round(layers / size))
+        if whole := bool(point.blocks) or count <= 4:
             size = -(-layers // count)
         times: dict[tuple[int, bool], list[float]] = {}
         while sum(map(len, times.values())) < point.repeats:

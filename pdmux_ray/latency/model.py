@@ -8,7 +8,9 @@ draw D(u); beside v units that draw `demand * D(v)` of the device's bandwidth th
     D_eff(u, v) = min(D(u), D(all) - demand * D(v))      stretch = D(u) / D_eff * (1 + neighbour)
 
 with `neighbour` for what is shared besides (caches, power, the host). When both lanes use some units (u + v above the
-device's), it is (1 + shared + share * their part of u) instead.
+device's), it is (1 + shared + share * their part of u) instead. The output head of a prefill's last block is stretched by
+another (1 + head) beside any lane.
+
 No more units are ever slower among splits that are disjoint, and among those that overlap; between the two kinds nothing is
 promised, because two threads on a core wait for each other.
 """
@@ -36,7 +38,7 @@ class Contention:
     neighbour: float = 0.0  # for each second, beside a lane on other units
     shared: float = 0.0  # for each second, beside a lane that uses some of the same units
     share: float = 0.0  # and that, times the part of one's units that the other lane uses
-    head: float = 0.0  # for each second of the output head, on top: it reads many weights for few rows
+    head: float = 0.0  # for each second of the output head, on top: it reads many weights for few rows (prefill only)
 
 
 @dataclass(frozen=True, slots=True)

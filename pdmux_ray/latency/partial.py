@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from pdmux_ray.errors import ConfigError
-from pdmux_ray.latency.design import Limits
+from pdmux_ray.latency.design import Limits, design
 from pdmux_ray.latency.identity import Identity, check
 from pdmux_ray.latency.records import Record
 from pdmux_ray.policy.views import Piece
@@ -31,7 +32,8 @@ class Partial:
         self.took_s = 0.0  # of measuring, in all runs
         self.done: dict[int, Attempt] = {}  # point -> its calmest attempt
         self.tries: dict[int, int] = {}  # point -> how many attempts there were
-        head = json.loads(json.dumps({"identity": identity.model_dump(), "limits": asdict(limits)}))
+        points = hashlib.sha256(repr(design(limits)).encode()).hexdigest()
+        head = json.loads(json.dumps({"identity": identity.model_dump(), "limits": asdict(limits), "design": points}))
         text = path.read_text(encoding="utf-8") if path.exists() else ""
         lines = text.splitlines()
         if not lines:
@@ -44,7 +46,9 @@ class Partial:
             raise ConfigError(f"{path} is not what an interrupted profile run leaves: remove it")
         check(Identity.model_validate(entries[0]["identity"]), identity, str(path), "Remove it to begin anew.")
         if entries[0] != head:
-            raise ConfigError(f"{path} was begun with other settings of the engine: remove it to begin anew")
+            raise ConfigError(
+                f"{path} was begun with other settings of the engine, or by another version: remove it to begin anew"
+            )
         for entry in entries[1:]:
             self._take(entry["point"], Attempt(list(map(_record, entry["records"])), entry["others"], entry["took_s"]))
 

@@ -16,7 +16,7 @@ from pdmux_ray.latency.identity import Identity, check
 from pdmux_ray.latency.model import FittedCosts, Parameters
 from pdmux_ray.latency.records import PERCENTILES, Quality, Record, percentile
 
-FORMAT = 1
+FORMAT = 2
 MOST_SLOWER = 1.05  # measured on more units, relative to fewer: noise
 LEAST_COVERAGE = 0.97  # of held-out times by the 99 % bound, in each kind of step
 

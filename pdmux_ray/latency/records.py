@@ -44,7 +44,7 @@ class Quality:
     part: str
     points: int
     samples: int
-    median_error: float  # |measured / predicted - 1|
+    median_error: float  # |predicted / measured - 1|
     p90_error: float
     coverage: float  # share of times under the bound
 

@@ -26,6 +26,7 @@ class FakeCosts:
     token_s: float = 0.001  # a prefill computes a token in all layers
     pair_s: float = 2e-7  # and its attention to another
     contention: float = 0.1  # of a lane's time that another beside it on all units adds
+    head_s: float = 0.0  # the output head, which the last block has
     guard: float = 1.15  # bound over prediction
     switch_s: float = 0.001
 
@@ -38,7 +39,7 @@ class FakeCosts:
         share = layers / self.layers
         computing = self._prefill_s(pieces) * share * self._slower(units, decode_units, self.units)
         reading = self.weights_s * share * self._slower(units, decode_units, self.knee)
-        return self._estimate(self.fixed_s + computing + reading)
+        return self._estimate(self.fixed_s + computing + reading + self.head_s * last)
 
     def mixed(self, batch: int, context_tokens: int, pieces: Sequence[Piece], units: int) -> Estimate:
         decoding = self.decode(batch, context_tokens, units, 0).predicted_s  # it reads the weights for both

@@ -17,7 +17,7 @@ MOST_SHARED = 16  # requests of one job: each one more is predicted together wit
 
 def choose_work(step: LaneStep) -> tuple[Work | None, StepReason | None]:
     """The work, and why nobody new could start when the most urgent one could not. Without predictions nobody is overtaken."""
-    view, limits, pace, room = step.view, step.limits, step.pace, step.room()
+    view, limits, pace, room = step.view, step.limits, step.deciding_pace, step.room()
     resting = resting_order(view, step.jobs, limits.patience_s, pace)
     if resting:
         going_on = _go_on(resting[0][0])
@@ -40,7 +40,7 @@ def choose_work(step: LaneStep) -> tuple[Work | None, StepReason | None]:
 def first_entrant(step: LaneStep, room: Room) -> tuple[Entrant | None, Iterator[Entrant], StepReason | None]:
     """The most urgent request, for which room has been taken, and those after it. When there is no room for it, nobody else
     takes any either, or it might wait for ever: then the most urgent one that needs none, and why."""
-    view, patience_s, pace = step.view, step.limits.patience_s, step.pace
+    view, patience_s, pace = step.view, step.limits.patience_s, step.deciding_pace
     entrants = most_urgent_first(view, step.startable, patience_s, pace)
     first = next(entrants, None)
     if first is None:
@@ -55,7 +55,7 @@ def first_entrant(step: LaneStep, room: Room) -> tuple[Entrant | None, Iterator[
 
 def _share(step: LaneStep, first: Entrant, others: Iterator[Entrant], room: Room) -> list[Entrant]:
     """The members of a new job: `first`, and the next ones while all fit the predicted time and nobody in it is late for it."""
-    view, limits, pace = step.view, step.limits, step.pace
+    view, limits, pace = step.view, step.limits, step.deciding_pace
     members, pieces = [first], [first.piece]
     tokens, due_s = first.piece.new_tokens, math.inf
     if pace is not None:

@@ -13,6 +13,10 @@ from pdmux_ray.types import Mode, Split
 class UnitRule(Protocol):
     """A choice of units and layers that looks at no time: `FixedRule`, or a published table."""
 
+    @property
+    def reason(self) -> ModeReason:
+        """What its steps give as theirs."""
+
     def choose(self, decode_batch: int, new_tokens: int, layers: int) -> tuple[Split, int]:
         """For a step that decodes `decode_batch` requests (0: none) beside a prefill of `new_tokens`: its split, one of the
         device's, and how many of the model's `layers` the prefill runs, 1 to `layers`."""
@@ -24,6 +28,10 @@ class FixedRule:
 
     split: Split
     block_layers: int | None = None  # None: all
+
+    @property
+    def reason(self) -> ModeReason:
+        return ModeReason.CONFIGURED
 
     def choose(self, decode_batch: int, new_tokens: int, layers: int) -> tuple[Split, int]:
         return self.split, layers if self.block_layers is None else min(self.block_layers, layers)
@@ -53,7 +61,3 @@ class LaneLimits:
             raise ValueError("prefill_first has no lanes: policy.batching plans its steps")
         if self.mode in (Mode.AUTO, Mode.CHUNKED) and self.rule is not None:
             raise ValueError(f"{self.mode.value} goes by predicted times, so it takes no rule that looks at none")
-
-    @property
-    def rule_reason(self) -> ModeReason:
-        return ModeReason.CONFIGURED if isinstance(self.rule, FixedRule) else ModeReason.TABLE

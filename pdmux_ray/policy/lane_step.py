@@ -36,6 +36,11 @@ class LaneStep:
         return Room(self.view.page_size, self.free_pages, self.places)
 
     @property
+    def deciding_pace(self) -> Pace | None:
+        """What decides who prefills and together with whom: nothing does that is predicted, when a rule says what steps do."""
+        return self.pace if self.limits.rule is None else None
+
+    @property
     def held(self) -> JobView | None:
         """The job of which a block is in flight."""
         return next((job for job in self.jobs if job.in_flight), None)

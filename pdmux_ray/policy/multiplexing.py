@@ -130,8 +130,8 @@ def _ruled_use(step: LaneStep, work: Work) -> LaneUse:
         at_once = mode is not Mode.TIME_SHARED
         decode_s = step.costs.decode(*step.decodes, split.decode_units, split.prefill_units * at_once)
         last = work.layers_done + layers == view.layers
-        block_s = step.costs.prefill(work.pieces, layers, split.prefill_units, split.decode_units * at_once, last)
-    return LaneUse(mode, split, step.limits.rule_reason, work.block(layers), decode_s, block_s)
+        block_s = step.costs.prefill(work.pieces, layers, split.prefill_units, split.decode_units * at_once, last=last)
+    return LaneUse(mode, split, rule.reason, work.block(layers), decode_s, block_s)
 
 
 def _hold(step: LaneStep) -> StepPlan:
@@ -162,8 +162,10 @@ def _prefill_alone(step: LaneStep, work: Work) -> StepPlan:
         layers = min(limits.rule.choose(0, work.new_tokens, view.layers)[1], left)
     else:
         assert costs is not None
-        layers = most(lambda n: costs.prefill(work.pieces, n, units, 0, n == left).predicted_s <= limits.idle_block_s, left)
-    block_s = None if costs is None else costs.prefill(work.pieces, layers, units, 0, layers == left)
+        layers = most(
+            lambda n: costs.prefill(work.pieces, n, units, 0, last=n == left).predicted_s <= limits.idle_block_s, left
+        )
+    block_s = None if costs is None else costs.prefill(work.pieces, layers, units, 0, last=layers == left)
     use = LaneUse(_lane_mode(step), Split(units, 0), ModeReason.NO_DECODE, work.block(layers), None, block_s)
     return _plan(step, StepReason.LANES_PREFILL, use)
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import NamedTuple
 
+from pdmux_ray.policy.decisions import ModeReason
 from pdmux_ray.types import Split
 
 SM_GROUP_NUM = 8
@@ -107,6 +108,10 @@ class PublishedRule:
             raise ValueError(f"{units} units cannot be divided into two parts of at least {grain.min_units}")
         thresholds = tuple(division.decode_batch for division in table.divisions)
         return cls(tuple(splits), thresholds, table.token_budget, table.decode_bs_divisor)
+
+    @property
+    def reason(self) -> ModeReason:
+        return ModeReason.TABLE
 
     def split(self, decode_batch: int) -> Split:
         """Of a step that does both."""

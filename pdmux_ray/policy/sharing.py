@@ -8,8 +8,9 @@ there, and 1 - D(U) / t for the part of the time that decodes leave over:
     TIME_SHARED and CHUNKED    1 - D(U) / t of full speed (CHUNKED: times what riding along saves or small chunks cost)
 
 So partitioning pays where few units decode nearly as fast as all of them (a GPU, whose memory a few units saturate) and where t
-is close to D(U). On a few cores D falls with every core, and with t = 3 D(U) time-sharing leaves 2/3 of the machine to a
-prefill where a split of two cores leaves 1/2: there a chunk as long as the objective allows is the better choice.
+is close to D(U). On two cores with t = 3 D(U) time-sharing would leave 2/3 of the machine to a prefill, and a split 1/2; but t
+is kept by bounds, which are wider for steps on every core, and long prompts got on faster beside the decodes. What was measured
+is in docs/performance.md, "Where multiplexing does not pay".
 """
 
 from __future__ import annotations
@@ -133,7 +134,7 @@ def beside(costs: CostModel, view: LanesView, decodes: Decodes, work: Work, mode
     left = view.layers - work.layers_done
 
     def block(layers: int) -> Estimate:
-        return costs.prefill(work.pieces, layers, split.prefill_units, split.decode_units, layers == left)
+        return costs.prefill(work.pieces, layers, split.prefill_units, split.decode_units, last=layers == left)
 
     layers, steps = fill(lambda layers: block(layers).predicted_s, left, step_s.predicted_s, wait_s(step_s, itl_s))
     block_s = block(layers)
@@ -154,7 +155,7 @@ def time_shared(costs: CostModel, view: LanesView, decodes: Decodes, work: Work,
     step_s = costs.decode(*decodes, units, 0)
 
     def block(layers: int) -> Estimate:
-        return costs.prefill(work.pieces, layers, units, 0, layers == left)
+        return costs.prefill(work.pieces, layers, units, 0, last=layers == left)
 
     layers = left if itl_s == math.inf else most(lambda layers: step_s.bound_s + block(layers).bound_s <= itl_s, left)
     block_s = block(layers)

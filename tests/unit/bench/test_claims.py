@@ -49,6 +49,13 @@ def test_a_ratio_below_its_limit_is_open_while_its_interval_reaches_it() -> None
     assert "0.90" in table([Claim("s", "x", 0.97, 0.9, (0.8, 0.95))])[-1]
 
 
+def test_a_ratio_above_its_limit_is_likely_until_an_interval_shows_it() -> None:
+    assert Claim("s", "x", 0.97, 1.0, (0.98, 1.1)).verdict is Verdict.HOLDS
+    assert Claim("s", "x", 0.97, 1.0, (0.5, 1.1)).verdict is Verdict.LIKELY
+    assert Claim("s", "x", 0.97, 1.0, None, requests=(80, 80)).verdict is Verdict.LIKELY
+    assert not all_hold([Claim("s", "x", 0.97, 1.0, (0.5, 1.1))])
+
+
 def test_a_ratio_says_how_many_requests_decided_it(tmp_path: Path) -> None:
     auto = session_of(tmp_path, "auto", {1.0: GOOD, 4.0: GOOD, 8.0: BAD})
     auto.add(auto.records[1])

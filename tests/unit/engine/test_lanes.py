@@ -151,7 +151,7 @@ def test_who_predicts_is_told_what_each_step_and_block_took(worlds: Worlds) -> N
     assert (batch, units, prefill_units, seconds) == (1, 4, 4, pytest.approx(2 * STEP_S))
     assert context == 3 + len(log.tokens("reader")) - 1
     pieces, layers, units, decode_units, last, seconds = learner.prefills[-1]
-    assert (list(pieces), layers, units, decode_units) == ([Piece(20, 0)], 4, 4, 4)
+    assert (list(pieces), layers, units, decode_units, last) == ([Piece(20, 0)], 4, 4, 4, True)
     assert seconds == pytest.approx(learner.prefill(pieces, 4, 4, 4, last=last).predicted_s)
 
 

@@ -76,7 +76,7 @@ def test_coverage_counts_times_not_parts(profile: Profile) -> None:
     assert coverage(profile.qualities, "prefill") >= 0.97
 
 
-@pytest.mark.parametrize("text", ["", "{}", '{"format": 1}'])
+@pytest.mark.parametrize("text", ["", "{}", '{"format": 2}'])
 def test_a_file_that_is_no_profile_is_told(text: str, tmp_path: Path) -> None:
     (tmp_path / "p.json").write_text(text)
     with pytest.raises(ConfigError, match="is no profile of this version"):

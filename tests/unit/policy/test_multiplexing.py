@@ -117,6 +117,26 @@ def test_a_block_fills_the_decode_step_by_predicted_time() -> None:
     assert longer.predicted_s > use.decode_s.predicted_s / 1.05
 
 
+@pytest.mark.parametrize("mode", [Mode.SPLIT, Mode.TIME_SHARED])
+@pytest.mark.parametrize(("tokens", "last"), [(2, True), (400, False)])
+def test_the_block_with_the_last_layer_is_planned_with_the_output_head(mode: Mode, tokens: int, last: bool) -> None:
+    head_s = 0.004
+    use = use_of(Lanes(decoding=decoders(4), waiting=[waiter("w", tokens)]), limits(mode), replace(CPU, head_s=head_s))
+    assert use.block is not None
+    assert use.block_s is not None
+    assert (use.block.end_layer == LAYERS) is last
+    beside = use.split.decode_units if mode is Mode.SPLIT else 0
+    without = CPU.prefill([(tokens, 0)], use.block.end_layer, use.split.prefill_units, beside, last=last)  # type: ignore[list-item]
+    assert use.block_s.predicted_s == pytest.approx(without.predicted_s + head_s * last)
+
+
+def test_alone_the_block_with_the_last_layer_is_planned_with_the_output_head() -> None:
+    use = use_of(Lanes(waiting=[waiter("w", 20)]), limits(), replace(CPU, head_s=0.004))
+    assert use.block_s is not None
+    alone = CPU.prefill([(20, 0)], LAYERS, 2, 0, last=True)  # type: ignore[list-item]
+    assert use.block_s.predicted_s == pytest.approx(alone.predicted_s + 0.004)
+
+
 def test_layers_that_do_not_fill_one_decode_step_fill_several() -> None:
     costs = replace(CPU, contention=0.0, fixed_s=0.0, pair_s=0.0, weights_s=0.015, request_s=0.0, context_s=0.0)
     # A decode step takes 30 ms, a layer of this prompt 18: one would leave 40 % of the step empty, three fill two steps.
@@ -279,6 +299,15 @@ def test_with_a_latency_model_a_rule_says_what_to_expect() -> None:
     view = Lanes(decoding=[decoder("a")], waiting=[waiter("w", 500)])
     use = use_of(view, limits(rule=FixedRule(Split(1, 1), 4)))
     assert (use.decode_s, use.block_s) == (CPU.decode(1, 100, 1, 1), CPU.prefill([(500, 0)], 4, 1, 1, last=False))  # type: ignore[list-item]
+
+
+def test_a_rule_decides_the_same_with_a_latency_model_as_without() -> None:
+    resting = begun(1, waiter("long", 9000, due_s=9.0))
+    view = with_jobs(Lanes(decoding=[decoder("a")], waiting=[waiter("w", 8, due_s=0.2)]), resting)
+    rule = limits(rule=FixedRule(Split(1, 1), 4))
+    assert block_of(view, rule, CPU) == block_of(view, rule, None)
+    many = Lanes(decoding=[decoder("a")], waiting=[waiter(f"w{i}", 400) for i in range(4)])
+    assert block_of(many, rule, CPU) == block_of(many, rule, None)
 
 
 @pytest.mark.parametrize(("decodes", "split"), [(1, Split(7, 1)), (30, Split(4, 4))])
