@@ -95,7 +95,7 @@ class Driver:
         if index >= count:
             raise NoDeviceError(f"there is no CUDA device {index}: {count} are visible, counted from 0.{_visible()}")
         device = self.call("cuDeviceGet", index)
-        name = self.call("cuDeviceGetName", _NAME_BYTES, device).rstrip(b"\0").decode(errors="replace")
+        name = self.call("cuDeviceGetName", _NAME_BYTES, device).split(b"\0")[0].decode(errors="replace")
         if " MIG " in f"{name} ":  # the driver appends the slice's profile to the GPU's name
             raise MigDeviceError(
                 f"CUDA device {index} is {name!r}, a slice of a GPU in MIG mode: lanes are made of a whole GPU. "
