@@ -58,6 +58,7 @@ class FakeConfig(_Frozen):
     pages: PositiveInt = 4096
     units: PositiveInt = 8
     layers: PositiveInt = 8
+    most_steps: PositiveInt = 1  # decode steps that it takes at once
 
 
 class MultiplexConfig(_Frozen):

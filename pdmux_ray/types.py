@@ -119,6 +119,12 @@ class SamplingParams:
     def greedy(self) -> bool:
         return self.temperature < 1e-3
 
+    @property
+    def host_sampled(self) -> bool:
+        """Its tokens need the host: log probabilities are asked for, or which tokens may come depends on those before."""
+        penalties = (self.repetition_penalty, self.presence_penalty, self.frequency_penalty)
+        return self.logprobs is not None or self.min_tokens > 0 or penalties != (1.0, 0.0, 0.0)
+
     def __post_init__(self) -> None:
         for name, low, high in _RANGES:
             value = getattr(self, name)

@@ -15,15 +15,17 @@ PREEMPTS = 0.03  # how often somebody is preempted for nothing
 
 
 class RandomPlanner:
-    """Draws mode, split, block, who decodes, who starts, who rests and who is preempted, for every step anew.
+    """Draws mode, split, block, who decodes and how many steps, who starts, who rests and who is preempted, every time anew.
 
-    `modes`: of which it draws. At least one step in two decodes everyone who can, so that every schedule ends.
+    `modes`: of which it draws. `most_steps`: of a burst. At least one step in two decodes everyone who can, so that every
+    schedule ends.
     """
 
-    def __init__(self, seed: int, max_batch: int, modes: Sequence[Mode] = MODES) -> None:
+    def __init__(self, seed: int, max_batch: int, modes: Sequence[Mode] = MODES, most_steps: int = 1) -> None:
         self._rng = random.Random(seed)
         self._max_batch = max_batch
         self._modes = modes
+        self._most_steps = most_steps
 
     def __call__(self, view: LanesView) -> StepPlan:
         rng = self._rng
@@ -49,7 +51,16 @@ class RandomPlanner:
             prefill,
             tuple(r.request_id for r in preempted),
             use,
+            steps=1 if chunks or self._most_steps == 1 else self._steps(view, decode, free),
         )
+
+    def _steps(self, view: LanesView, decode: Sequence[RequestView], free: int) -> int:
+        if not decode or any(request.host_sampled for request in decode):
+            return 1
+        steps = self._rng.randint(1, min(self._most_steps, *(request.left_tokens for request in decode)))
+        while steps > 1 and pages_to_grow(decode, view.page_size, steps) > free:
+            steps -= 1
+        return steps
 
     def _preempt(self, view: LanesView) -> list[RequestView]:
         written = {r.request_id for job in view.jobs if job.in_flight for r in job.requests}

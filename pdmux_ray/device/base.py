@@ -53,6 +53,7 @@ def build_runner(model_dir: Path | None, config: EngineConfig) -> Runner:
             WallClock(),
             layers=fake.layers,
             units=fake.units,
+            most_steps=fake.most_steps,
         )
     if model_dir is None:
         raise ConfigError(f"device: {config.device} needs a model directory; only device: fake runs without one")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from kv_transfer.api import LossReason
-from pdmux_ray.policy.decisions import AdmitReason, FetchReason, ModeReason, StepReason
+from pdmux_ray.policy.decisions import AdmitReason, BurstReason, FetchReason, ModeReason, StepReason
 from pdmux_ray.types import FinishReason, Mode
 
 LANDED = "landed"  # of a fetch; else a LossReason's value
@@ -39,12 +39,15 @@ class Counters:
     steps_by_mode: dict[Mode, int] = field(  # launched, on a device with lanes
         default_factory=lambda: {mode: 0 for mode in Mode if mode not in (Mode.AUTO, Mode.PREFILL_FIRST)}
     )
+    # Of steps of decodes alone, on a device that takes bursts: why so many at once.
+    bursts_by_reason: dict[BurstReason, int] = field(default_factory=lambda: dict.fromkeys(BurstReason, 0))
     # Of requests that were judged by when their first token would come. Written by who enqueues, one at a time.
     admissions: dict[AdmitReason, int] = field(default_factory=lambda: dict.fromkeys(AdmitReason, 0))
     preemptions: int = 0
     prefill_tokens: int = 0  # computed by prefill slices, recomputation after preemptions included
     prefix_hit_tokens: int = 0  # not computed because the prefix cache had them
     generated_tokens: int = 0
+    wasted_tokens: int = 0  # of requests that had ended earlier in the burst
     page_evictions: int = 0  # cached pages that were forgotten to make room
     finished: dict[FinishReason, int] = field(default_factory=lambda: dict.fromkeys(FinishReason, 0))  # without exports
     fetch_choices: dict[FetchReason, int] = field(default_factory=lambda: dict.fromkeys(FetchReason, 0))
@@ -64,11 +67,13 @@ class Counters:
             "pdmux_steps_total": {reason.value: count for reason, count in self.steps_by_reason.items()},
             "pdmux_mode_choices_total": {reason.value: count for reason, count in self.modes_by_reason.items()},
             "pdmux_mode_steps_total": {mode.value: count for mode, count in self.steps_by_mode.items()},
+            "pdmux_bursts_total": {reason.value: count for reason, count in self.bursts_by_reason.items()},
             "pdmux_admissions_total": {reason.value: count for reason, count in self.admissions.items()},
             "pdmux_engine_finished_total": {reason.value: count for reason, count in self.finished.items()},
             "pdmux_prefill_tokens_total": self.prefill_tokens,
             "pdmux_prefix_hit_tokens_total": self.prefix_hit_tokens,
             "pdmux_engine_generated_tokens_total": self.generated_tokens,
+            "pdmux_wasted_tokens_total": self.wasted_tokens,
             "pdmux_preemptions_total": self.preemptions,
             "pdmux_page_evictions_total": self.page_evictions,
             "pdmux_fetch_choices_total": {reason.value: count for reason, count in self.fetch_choices.items()},

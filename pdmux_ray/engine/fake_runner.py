@@ -5,11 +5,13 @@ a real device would. So a page that is shared, evicted or handed out wrongly cha
 entries lie in the pool as the last layer's values; the rest of it is zero, but travels to other instances as a model's would.
 
 Its lanes run at once, on any clock. What a job writes is garbage to everyone else from the launch of its first block until
-`collect_block` has returned for its last: who reads it too early, or is given its pages too early, gets other tokens.
+`collect_block` has returned for its last: who reads it too early, or is given its pages too early, gets other tokens. A burst
+writes each token's KV as late as its step is collected, wherever its pages were at the launch.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from mmap import mmap
@@ -64,10 +66,10 @@ def linear_costs(step_s: float, prefill_s_per_token: float, layers: int, units: 
 
 @dataclass(frozen=True, slots=True)
 class _Snapshot:
-    """What a job reads of a request when it begins."""
+    """What a job or a burst reads of a request when it begins. A burst appends its own tokens."""
 
     request_id: str
-    tokens: Sequence[int]
+    tokens: list[int]
     pages: Sequence[int]
     prompt_tokens: int
     params: SamplingParams
@@ -79,6 +81,14 @@ class _Job:
     slices: Sequence[PrefillSlice]
     pieces: Sequence[Piece]
     layers_done: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Burst:
+    """Decode steps that were launched together. `ready_at_s`: of each that was not collected yet."""
+
+    rows: Sequence[_Snapshot]
+    ready_at_s: deque[float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +119,7 @@ class FakeRunner:
         vocab_size: int = 32_000,
         layers: int = 8,
         units: int = 8,
+        most_steps: int = 1,
         costs: CostModel | None = None,
     ) -> None:
         self.pages = pages
@@ -116,6 +127,7 @@ class FakeRunner:
         self.vocab_size = vocab_size
         self.layers = layers
         self.units = units
+        self.most_steps = most_steps
         self.splits = [Split(units - decode_units, decode_units) for decode_units in range(1, units)]
         self.costs: CostModel = costs or linear_costs(step_s, prefill_s_per_token, layers, units)
         self.block_s = 0.0
@@ -129,12 +141,18 @@ class FakeRunner:
         self._output: StepOutput | None = None
         self._launched = False
         self._ready_at_s = 0.0
+        self._burst: _Burst | None = None
         self._jobs: dict[int, _Job] = {}
         self._flight: _Flight | None = None
 
     def launch(self, batch: StepBatch, give_up: GiveUp = never, split: Split | None = None) -> None:
         if split is None and self._flight is not None:
             raise RuntimeError("a step on every unit was launched while a block is in flight")
+        if self._burst is not None:
+            raise RuntimeError(f"{len(self._burst.ready_at_s)} steps of the burst before were not collected")
+        if batch.steps > 1:
+            self._burst = self._begin_burst(batch, split)
+            return
         self._launched, self._output = True, None
         self._ready_at_s = self._clock.now() + self._step_takes_s(batch, split)
         while batch.prefills and (left_s := self._ready_at_s - self._clock.now()) > _BLOCK_S:
@@ -149,6 +167,8 @@ class FakeRunner:
         self._output = self._sample(last)
 
     def collect(self) -> StepOutput | None:
+        if self._burst is not None:
+            return self._step_of(self._burst)
         if not self._launched:
             raise RuntimeError("collect was called without a launched step")
         output, self._output, self._launched = self._output, None, False
@@ -201,8 +221,31 @@ class FakeRunner:
         del self._jobs[job_id]
 
     def close(self) -> None:
-        self._output, self._launched, self._flight = None, False, None
+        self._output, self._launched, self._flight, self._burst = None, False, None, None
         self._jobs.clear()
+
+    def _begin_burst(self, batch: StepBatch, split: Split | None) -> _Burst:
+        hosted = [sequence.request_id for sequence in batch.decodes if sequence.params.host_sampled]
+        if batch.prefills or hosted or batch.steps > self.most_steps:
+            raise RuntimeError(
+                f"a burst of {batch.steps} steps with {len(batch.prefills)} prefills was launched, of which the host samples "
+                f"{hosted}: there may be {self.most_steps} steps, and nothing else"
+            )
+        ends_s, ready_at_s = self._clock.now(), deque[float]()
+        for step in range(batch.steps):
+            ends_s += self._step_takes_s(batch, split, step)
+            ready_at_s.append(ends_s)
+        return _Burst([_snapshot(sequence) for sequence in batch.decodes], ready_at_s)
+
+    def _step_of(self, burst: _Burst) -> StepOutput:
+        """Waits for its next step."""
+        self._clock.sleep(burst.ready_at_s.popleft() - self._clock.now())
+        output = self._sample([(row, self._compute(row, len(row.tokens) - 1, 1)) for row in burst.rows])
+        for row, token in zip(burst.rows, output.tokens, strict=True):
+            row.tokens.append(token)
+        if not burst.ready_at_s:
+            self._burst = None
+        return output
 
     def _end_block(self, flight: _Flight) -> None:
         """The event that orders the lanes: what the block has written is there for everyone."""
@@ -212,10 +255,11 @@ class FakeRunner:
         if flight.end_layer == self.layers:
             del self._jobs[flight.job_id]
 
-    def _step_takes_s(self, batch: StepBatch, split: Split | None) -> float:
+    def _step_takes_s(self, batch: StepBatch, split: Split | None, step: int = 0) -> float:
+        """`step`: of a burst."""
         if split is None:
             return self._step_s + sum(piece.tokens for piece in batch.prefills) * self._prefill_s_per_token
-        context_tokens = sum(len(sequence.tokens) for sequence in batch.decodes)
+        context_tokens = sum(len(sequence.tokens) + step for sequence in batch.decodes)
         prefill_units = self._flight.prefill_units if self._flight else 0
         return self.costs.decode(len(batch.decodes), context_tokens, split.decode_units, prefill_units).predicted_s
 
@@ -256,7 +300,7 @@ class FakeRunner:
 def _snapshot(sequence: SequenceView) -> _Snapshot:
     return _Snapshot(
         sequence.request_id,
-        tuple(sequence.tokens),
+        list(sequence.tokens),
         tuple(sequence.pages),
         sequence.prompt_tokens,
         sequence.params,

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Sequence
 from functools import partial
 
 from pdmux_ray.clock import Clock
@@ -121,15 +122,13 @@ class LaneLoop(StepLoop):
 
     def _run_in_one_pass(self, plan: StepPlan, batch: StepBatch) -> None:
         context_tokens = _context_tokens(batch)
-        seconds = self._compute(plan, batch, partial(self._device.launch, batch, partial(self._give_up, batch)))
-        if seconds is None or self._costs is None:
-            return
-        decodes, units = len(batch.decodes), self._lanes.units
-        if batch.prefills:
+        took_s = self._compute(plan, batch, partial(self._device.launch, batch, partial(self._give_up, batch)))
+        units = self._lanes.units
+        if not batch.prefills:
+            self._observe_decodes(batch, context_tokens, units, 0, took_s)  # as such it was predicted
+        elif took_s and self._costs is not None:
             pieces = [Piece(piece.tokens, piece.start) for piece in batch.prefills]
-            self._costs.observe_mixed(decodes, context_tokens, pieces, units, seconds)
-        else:
-            self._costs.observe_decode(decodes, context_tokens, units, 0, seconds)  # as such it was predicted
+            self._costs.observe_mixed(len(batch.decodes), context_tokens, pieces, units, took_s[0])
 
     def _decode(self, plan: StepPlan, use: LaneUse, batch: StepBatch) -> None:
         flight = self._lanes.in_flight.flight if self._lanes.in_flight else None
@@ -137,9 +136,18 @@ class LaneLoop(StepLoop):
         context_tokens = _context_tokens(batch)
         # Decodes that have the device to themselves are a step in one pass: no other thread, which would have to wake up twice.
         split = None if flight is None and use.split.decode_units == self._lanes.units else use.split
-        seconds = self._compute(plan, batch, partial(self._device.launch, batch, never, split))
-        if seconds is not None and self._costs is not None:
-            self._costs.observe_decode(len(batch.decodes), context_tokens, use.split.decode_units, prefill_units, seconds)
+        took_s = self._compute(plan, batch, partial(self._device.launch, batch, never, split))
+        self._observe_decodes(batch, context_tokens, use.split.decode_units, prefill_units, took_s)
+
+    def _observe_decodes(
+        self, batch: StepBatch, context_tokens: int, units: int, prefill_units: int, took_s: Sequence[float]
+    ) -> None:
+        """Each step of a burst with its own time, and every context a token longer than in the one before."""
+        if self._costs is None:
+            return
+        decodes = len(batch.decodes)
+        for step, seconds in enumerate(took_s):
+            self._costs.observe_decode(decodes, context_tokens + step * decodes, units, prefill_units, seconds)
 
     def _launch_block(self, use: LaneUse, batch: StepBatch) -> None:
         if use.block is None:

@@ -68,11 +68,11 @@ class LaneScheduler(Scheduler):
         mode = use.mode if use else Mode.CHUNKED
         if mode is not self.mode:
             self.mode, self.mode_since_s = mode, now
-        self.counters.steps_by_mode[mode] += 1
+        self.counters.steps_by_mode[mode] += plan.steps
         self.split = use.split if use else Split(self.units, self.units)
         why = use.why if use else plan.why
         if why is not None:
-            self.counters.modes_by_reason[why] += 1
+            self.counters.modes_by_reason[why] += plan.steps
         return super().apply(plan, now)
 
     def begin_block(self, use: LaneUse, beside_units: int, now: float) -> Job:

@@ -1,5 +1,6 @@
 """The step loop: receive → plan → launch → collect → publish, in a thread of its own or stepped by hand (simulator, tests).
 
+A burst is launched at once: receive → plan → launch → collect → publish → receive → collect → publish → ...
 This one is for a device that works on one batch at a time; `engine.lane_loop` has the one for a device with lanes.
 """
 
@@ -7,12 +8,12 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
 from pdmux_ray.clock import Clock
 from pdmux_ray.engine.request import Request
-from pdmux_ray.engine.runner import Runner, StepBatch
+from pdmux_ray.engine.runner import Runner, StepBatch, StepOutput
 from pdmux_ray.engine.scheduler import Scheduler, failure
 from pdmux_ray.errors import InstanceUnavailableError, PdmuxError
 from pdmux_ray.policy.decisions import StepPlan, StepReason
@@ -161,24 +162,41 @@ class StepLoop:
         batch = self._scheduler.apply(plan, now)
         self._compute(plan, batch, partial(self._runner.launch, batch, partial(self._give_up, batch)))
 
-    def _compute(self, plan: StepPlan, batch: StepBatch, launch: Callable[[], None]) -> float | None:
-        """Launches a batch, waits for it and takes in its tokens; an error of the device ends the batch's requests.
+    def _compute(self, plan: StepPlan, batch: StepBatch, launch: Callable[[], None]) -> list[float]:
+        """Launches a batch, waits for each of its steps and takes in the tokens.
 
-        The seconds it took; None when it was given up or has failed.
+        The seconds of each step; not of one that was given up or has failed.
         """
+        took_s: list[float] = []
         began_s = self._clock.now()
+        for left, output in self._outputs(batch, launch):
+            ended_s = self._clock.now()
+            self._scheduler.timeline.step(plan, began_s, ended_s, len(self._scheduler.waiting))
+            if output is not None:
+                self._scheduler.commit(batch, output, ended_s)
+                took_s.append(ended_s - began_s)
+            began_s = ended_s
+            if left:
+                self._amid_burst(plan)
+        return took_s
+
+    def _outputs(self, batch: StepBatch, launch: Callable[[], None]) -> Iterator[tuple[int, StepOutput | None]]:
+        """How many steps are left after this one, and what it answered. An error of the device ends the batch's requests."""
         try:
             launch()
-            output = self._runner.collect()
+            for left in reversed(range(batch.steps)):
+                output = self._runner.collect()
+                self._scheduler.computing(left)
+                yield left, output
         except Exception as error:
+            self._scheduler.computing(0)
             self._fail_batch(batch, error)
-            return None
-        ended_s = self._clock.now()
-        self._scheduler.timeline.step(plan, began_s, ended_s, len(self._scheduler.waiting))
-        if output is None:
-            return None
-        self._scheduler.commit(batch, output, ended_s)
-        return ended_s - began_s
+
+    def _amid_burst(self, plan: StepPlan) -> None:
+        """What happens between any two steps, but that nothing is planned. Publishes the tokens, too."""
+        self._busy_since_s = now = self._clock.now()
+        self._receive(now)
+        self._scheduler.handoffs.busy(self._longest_s(self._given(plan)))
 
     def check_integrity(self) -> None:
         with self._stepping:
@@ -250,8 +268,9 @@ class StepLoop:
 
     def _fail_batch(self, batch: StepBatch, error: Exception) -> None:
         sequences = [*batch.decodes, *(piece.sequence for piece in batch.prefills)]
-        requests = (self._scheduler.requests.get(sequence.request_id) for sequence in sequences)
-        self._scheduler.fail([request for request in requests if request is not None], device_failure(error), self._clock.now())
+        live = self._scheduler.requests
+        requests = [r for r in sequences if isinstance(r, Request) and live.get(r.request_id) is r]  # some ended amid the burst
+        self._scheduler.fail(requests, device_failure(error), self._clock.now())
 
     def _publish_events(self) -> None:
         for sink, events in self._scheduler.take_events().items():

@@ -48,6 +48,7 @@ def lane_limits(limits: EngineLimits, device: LaneRunner) -> LaneLimits:
         max_prefill_tokens=limits.max_prefill_tokens,
         itl_s=math.inf if settings.itl_s is None else settings.itl_s,
         rule=_rule(limits, device),
+        most_steps=device.most_steps,
     )
 
 

@@ -31,6 +31,7 @@ class Request:
         "given_tokens",
         "handoff",
         "history",
+        "host_sampled",
         "likely_hit_tokens",
         "limit_tokens",
         "next_publish_tokens",
@@ -68,6 +69,7 @@ class Request:
         self.request_id = new.request_id
         self.sink = new.sink
         self.params = params
+        self.host_sampled = params.host_sampled
         self.arrival = -1  # given when it is enqueued
         self.deadline_s = new.deadline_s
         self.ttft_deadline_s = now + ttft_s
@@ -104,6 +106,10 @@ class Request:
     @property
     def generated_tokens(self) -> int:
         return len(self.tokens) - self.prompt_tokens
+
+    @property
+    def left_tokens(self) -> int:
+        return self.limit_tokens - len(self.tokens)
 
     @property
     def held_pages(self) -> int:

@@ -1,7 +1,7 @@
 """The seam between the control plane and a device: what a step asks for, and what comes back.
 
-The engine calls `launch` and then `collect`, from one thread. A runner never changes a request or a page's owner; it reads
-tokens and page numbers, writes KV into those pages, and answers with sampled tokens.
+The engine calls `launch` and then `collect`, once for each step, from one thread. A runner never changes a request or a page's
+owner; it reads tokens and page numbers, writes KV into those pages, and answers with sampled tokens.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pdmux_ray.types import SamplingParams, Split, TokenLogprobs
 
 
 class SequenceView(Protocol):
-    """A request as a runner sees it; stable between `launch` and `collect`."""
+    """A request as a runner sees it; stable between `launch` and the first `collect` (amid a burst its tokens grow)."""
 
     @property
     def request_id(self) -> str: ...
@@ -54,13 +54,16 @@ class PrefillSlice:
 
 @dataclass(frozen=True, slots=True)
 class StepBatch:
-    """Everything a device computes in one step.
+    """Everything a device computes in one step, or in a burst of `steps` decode steps.
 
-    Each of `decodes` computes its last known token (position len(tokens) - 1) and samples the next.
+    Each of `decodes` computes its last known token (position len(tokens) - 1) and samples the next. In a burst the device goes
+    on with that one by itself, whether it ends its request or not: the host throws away what comes after an end. There are no
+    prefills in a burst, no `params.host_sampled`, and its pages cover the tokens of all its steps.
     """
 
     decodes: Sequence[SequenceView]
     prefills: Sequence[PrefillSlice]
+    steps: int = 1
 
 
 @dataclass(slots=True)
@@ -114,7 +117,14 @@ class LaneRunner(Runner, Protocol):
     Without a split `launch` uses every unit; no block may be in flight then. With one, `launch` runs its batch (decodes only)
     on the decode lane, and up to one block runs on the prefill lane meanwhile. What a job wrote may be read by others only
     after `collect_block` has returned for its last block: that wait is the event that orders the lanes.
+
+    A burst: `launch` reads all it needs of the batch and returns; each of its `steps` calls of `collect` waits for one step and
+    returns its tokens as soon as they are there. When one raises, the whole burst has ended: the device writes no more of it.
     """
+
+    @property
+    def most_steps(self) -> int:
+        """Of a burst. 1: it takes no bursts."""
 
     @property
     def layers(self) -> int: ...

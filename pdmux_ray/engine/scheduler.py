@@ -45,6 +45,8 @@ class Scheduler:
         self.decoding = Queue()
         self.transferring = Queue()
         self._batch_limits = limits.batch_limits()
+        self._steps_left = 0  # of a burst, that the device still computes
+        self._outlived: list[Request] = []  # who ended amid it, and the pages that it may still write into
         self._events: dict[str, list[TokenEvent]] = {}  # by sink
         self._counted_to_s = 0.0  # up to when `counters.queued_s` has counted
 
@@ -91,31 +93,49 @@ class Scheduler:
             self._preempt(requests[request_id], now)
         # Hits are held before anyone takes a page, so that nobody's new page evicts another's hit.
         started = [self._start(chunk, now) for chunk in chunks if requests[chunk.request_id].phase is Phase.QUEUED]
-        page_size = self.pool.page_size
+        page_size, more = self.pool.page_size, plan.steps - 1
         decodes = [requests[request_id] for request_id in plan.decode]
+        if more and (plan.prefill or any(request.host_sampled or request.left_tokens <= more for request in decodes)):
+            raise IntegrityError(f"{plan} is no burst: it prefills, or somebody is sampled on the host or ends before its end")
         for request in decodes:
-            if len(request.tokens) > len(request.pages) * page_size:
-                request.pages.extend(self.pool.take(1))
+            if len(request.tokens) + more > len(request.pages) * page_size:
+                request.pages.extend(self.pool.take(-(-(len(request.tokens) + more) // page_size) - len(request.pages)))
         for request in started:
             request.pages.extend(self.pool.take(-(-len(request.tokens) // page_size) - len(request.pages)))
             if request.exported:
                 self.handoffs.begin_export(request, self.pool)
-        self.counters.steps_by_reason[plan.reason] += 1
+        self.counters.steps_by_reason[plan.reason] += plan.steps
         self.counters.page_evictions = self.pool.evictions
-        return StepBatch(decodes, [self._slice(chunk) for chunk in plan.prefill])
+        if plan.burst is not None:
+            self.counters.bursts_by_reason[plan.burst] += 1
+        return StepBatch(decodes, [self._slice(chunk) for chunk in plan.prefill], plan.steps)
+
+    def computing(self, steps_left: int) -> None:
+        """Of what the device was given, so many steps are still to come. Pages of who ends meanwhile are free after them."""
+        self._steps_left = steps_left
+        if not steps_left:
+            for request in self._outlived:
+                request.give_up_pages(self.pool)
+            self._outlived.clear()
 
     def commit(self, batch: StepBatch, output: StepOutput, now: float) -> None:
-        """Takes in a step's tokens: appends, publishes full pages, ends what is finished (its pages are free afterwards)."""
+        """Takes in a step's tokens: appends, publishes full pages, ends what is finished (its pages are free afterwards, or
+        after the burst). A token of who ended earlier in the burst is thrown away."""
         results = results_of(output, len(batch.decodes) + sum(piece.sample for piece in batch.prefills))
         self._count_waiting(now)
+        wasted = 0
         # `zip` asks the decodes first, so that it leaves the prefills' results untouched.
         for sequence, (token, logprob) in zip(batch.decodes, results, strict=False):
             assert isinstance(sequence, Request)
-            self._append(sequence, token, logprob, now)
+            if sequence.phase is Phase.DECODE:
+                self._append(sequence, token, logprob, now)
+            else:
+                wasted += 1
         self._report(batch.prefills, None)
         self._commit_prefills(batch.prefills, results, now)
         self.counters.steps += 1
-        self.counters.generated_tokens += len(output.tokens)
+        self.counters.generated_tokens += len(output.tokens) - wasted
+        self.counters.wasted_tokens += wasted
 
     def take_events(self) -> dict[str, list[TokenEvent]]:
         """The news since the last call, by sink."""
@@ -313,7 +333,10 @@ class Scheduler:
 
     def _let_go(self, request: Request) -> None:
         """Frees the pages of a request that ends."""
-        request.give_up_pages(self.pool)
+        if self._steps_left:
+            self._outlived.append(request)
+        else:
+            request.give_up_pages(self.pool)
 
     def _queue(self, request: Request) -> Queue:
         if request.phase is Phase.DECODE:

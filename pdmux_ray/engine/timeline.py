@@ -40,7 +40,7 @@ class Step(NamedTuple):
 
     kind: str
     number: int
-    begin_s: float  # launch
+    begin_s: float  # launch; amid a burst the collect before
     end_s: float  # collect
     reason: str  # a StepReason
     mode: str
@@ -52,6 +52,8 @@ class Step(NamedTuple):
     waiting: int  # requests
     predicted_s: float | None  # of the decodes, or of the one pass
     bound_s: float | None
+    steps: int = 1  # of the burst that it is one of
+    burst: str | None = None  # a BurstReason; None when there was no choice
 
 
 class PrefillBlock(NamedTuple):
@@ -126,6 +128,8 @@ class Timeline:
                 waiting,
                 predicted_s,
                 bound_s,
+                plan.steps,
+                plan.burst.value if plan.burst else None,
             )
         )
 

@@ -111,6 +111,7 @@ def _of_step(step: Step) -> list[Event]:
     args = {
         "reason": step.reason,
         **({"why": step.why} if step.why else {}),
+        **({"burst": f"{step.steps} steps: {step.burst}"} if step.burst else {}),
         "decodes": step.decodes,
         "waiting": step.waiting,
         **({"prefill tokens": step.prefill_tokens} if step.prefill_tokens else {}),

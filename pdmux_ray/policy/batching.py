@@ -129,12 +129,13 @@ class Room:
         return None
 
 
-def pages_to_grow(decoding: Sequence[RequestView], page_size: int) -> int:
-    """How many pages the next token of all these takes."""
+def pages_to_grow(decoding: Sequence[RequestView], page_size: int, steps: int = 1) -> int:
+    """How many pages the next `steps` tokens of all these take."""
     pages = 0
     for request in decoding:
-        if request.known_tokens > request.held_pages * page_size:
-            pages += 1
+        missing = request.known_tokens + steps - 1 - request.held_pages * page_size
+        if missing > 0:
+            pages += -(-missing // page_size)
     return pages
 
 

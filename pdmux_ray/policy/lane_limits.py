@@ -51,10 +51,12 @@ class LaneLimits:
     itl_s: float = math.inf  # the objective that the 99 % bound of a step must meet
     rule: UnitRule | None = None  # None: units and layers by predicted time
     share_s: float = 0.25  # several prompts share a job while it is predicted to take no longer
-    idle_block_s: float = 0.05  # a block's length while nobody decodes: how late an arrival is looked at
+    # A block's length while nobody decodes, and a burst's while nobody is prefilled: how late an arrival is looked at.
+    idle_block_s: float = 0.05
     overtakes: int = 16  # how many later jobs may run before one that has begun
     patience_s: float = 10.0  # a request that will miss its TTFT objective lets pass whoever is due less than this after it
     dwell: float = 10.0  # a mode stays for so many times what a change costs, unless the next one gains more than that cost
+    most_steps: int = 1  # decode steps that the device takes at once; it says so itself
 
     def __post_init__(self) -> None:
         if self.mode is Mode.PREFILL_FIRST:

@@ -6,6 +6,7 @@ and all others to the prefill. AUTO: see `mode_choice.choose_way`.
 lane_step    who can decode, who may start           urgency      whose prompt is due first, who may overtake
 jobs         what the prefill lane works on          sharing      each way to share the device, and what it is predicted to do
 chunks       CHUNKED by predicted time               mode_choice  which way AUTO takes
+look_ahead   how many decode steps at once, when nobody is prefilled
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from pdmux_ray.policy.decisions import LaneUse, ModeReason, StepPlan, StepReason
 from pdmux_ray.policy.jobs import choose_work
 from pdmux_ray.policy.lane_limits import LaneLimits
 from pdmux_ray.policy.lane_step import LaneStep, lane_step, mode_in_force
+from pdmux_ray.policy.look_ahead import plan_burst
 from pdmux_ray.policy.mode_choice import Need, choose_way
 from pdmux_ray.policy.sharing import Way, Work, beside, chunked, most, time_shared, wait_s
 from pdmux_ray.policy.views import CostModel, LanesView
@@ -178,8 +180,11 @@ def _decode_alone(step: LaneStep, blocked: StepReason | None) -> StepPlan:
     decode_s = None if step.costs is None else step.costs.decode(*step.decodes, units, 0)
     reason = blocked or StepReason.DECODE_ONLY
     if mode_in_force(step.view, step.limits) is Mode.CHUNKED:
-        return replace(_plan(step, reason, None), why=ModeReason.NO_PREFILL, step_s=decode_s)
-    return _plan(step, reason, LaneUse(_lane_mode(step), Split(0, units), ModeReason.NO_PREFILL, None, decode_s))
+        plan = replace(_plan(step, reason, None), why=ModeReason.NO_PREFILL, step_s=decode_s)
+    else:
+        plan = _plan(step, reason, LaneUse(_lane_mode(step), Split(0, units), ModeReason.NO_PREFILL, None, decode_s))
+    steps, burst = plan_burst(step, decode_s)
+    return replace(plan, steps=steps, burst=burst)
 
 
 def _chunk(step: LaneStep, why: ModeReason, room_s: float) -> StepPlan:

@@ -46,6 +46,18 @@ class RequestView(Protocol):
     def pinned(self) -> bool:
         """Never preempted: another instance reads its pages, so that nobody would get them."""
 
+    @property
+    def left_tokens(self) -> int:
+        """That it may still generate: after so many it ends for certain. At least 1."""
+
+    @property
+    def deadline_s(self) -> float | None:
+        """When it ends in any case, on the engine's clock."""
+
+    @property
+    def host_sampled(self) -> bool:
+        """See `types.SamplingParams`."""
+
 
 class PrefixHit(Protocol):
     """What the prefix cache has for a waiting request."""

@@ -40,7 +40,8 @@ from pdmux_ray.types import Load, NewRequest, SamplingParams, TokenEvent
 # 5  a load tells what decodes and what is to be prefilled
 # 6  an instance has a role and peers, and a submission may say from which of them to get KV; a request may go on after tokens
 #    that another instance has made
-VERSION = 6
+# 7  a timeline's step tells what burst it is one of
+VERSION = 7
 
 Event: TypeAlias = Sequence[Any]
 PackedLoad: TypeAlias = Sequence[Any]

@@ -48,6 +48,8 @@ class _Flight:
 class CostDevice:
     """A `LaneRunner`. What a step takes is what `model.costs` predicts, times exp(a normal draw of deviation `spread`)."""
 
+    most_steps = 1  # an arrival amid a burst would be seen after it: a simulated step runs at one moment
+
     def __init__(self, model: DeviceModel, clock: Clock, rng: Random, spread: float = 0.0) -> None:
         self.pages = model.layout.pages
         self.page_size = model.layout.page_size

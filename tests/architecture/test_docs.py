@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pdmux_ray.policy.decisions import ModeReason, RouteReason, StepReason
+from pdmux_ray.policy.decisions import BurstReason, ModeReason, RouteReason, StepReason
 
 from .sources import ROOT, files
 
@@ -54,7 +54,9 @@ def explained(document: str, heading: str, column: int) -> set[str]:
 
 
 def test_every_reason_of_a_step_is_explained() -> None:
-    assert explained("docs/timeline.md", "## Reasons", 0) == {reason.value for reason in [*ModeReason, *StepReason]}
+    assert explained("docs/timeline.md", "## Reasons", 0) == {
+        reason.value for reason in [*ModeReason, *StepReason, *BurstReason]
+    }
 
 
 def test_every_reason_of_a_route_is_explained() -> None:

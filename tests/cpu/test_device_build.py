@@ -16,6 +16,7 @@ from pdmux_ray.device.base import build_runner
 from pdmux_ray.device.cpu.native import NativeUnavailableError, load_library
 from pdmux_ray.device.cpu.ops import CpuOps, TorchOps, make_ops
 from pdmux_ray.device.kv_pool import allocate_on_cpu, layout_for
+from pdmux_ray.engine.runner import LaneRunner
 from pdmux_ray.errors import ConfigError
 
 pytestmark = pytest.mark.cpu
@@ -36,6 +37,13 @@ def test_the_fake_device_never_imports_torch() -> None:
         "runner = build_runner(None, EngineConfig(device='fake')); runner.close(); sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_fake_device_takes_as_many_decode_steps_at_once_as_it_is_told() -> None:
+    config = EngineConfig.model_validate({"device": "fake", "mode": "auto", "fake": {"most_steps": 3}})
+    runner = build_runner(None, config)
+    assert isinstance(runner, LaneRunner)
+    assert runner.most_steps == 3
 
 
 def test_a_real_device_without_a_model_is_an_error_that_says_so() -> None:

@@ -47,6 +47,8 @@ class CpuRunner:
     loaded or the pool has no page, OSError when a worker may not use its cores.
     """
 
+    most_steps = 1  # the host computes them itself: several at once would save it nothing
+
     def __init__(self, model_dir: Path, config: EngineConfig) -> None:
         model = DecoderConfig.from_pretrained(model_dir)
         if config.context_length is not None:

@@ -26,11 +26,13 @@ def test_the_figures_count_what_the_engine_did(worlds: Worlds) -> None:
         "pdmux_steps_total": {"prefill_whole": 2, "decode_only": 4},
         "pdmux_mode_choices_total": {},  # there was none: no lanes
         "pdmux_mode_steps_total": {},
+        "pdmux_bursts_total": {},
         "pdmux_admissions_total": {},
         "pdmux_engine_finished_total": {"length": 2, "abort": 1},
         "pdmux_prefill_tokens_total": 3 * PAGE,
         "pdmux_prefix_hit_tokens_total": PAGE,
         "pdmux_engine_generated_tokens_total": 6,
+        "pdmux_wasted_tokens_total": 0,
         "pdmux_preemptions_total": 0,
         "pdmux_page_evictions_total": 0,
         "pdmux_fetch_choices_total": {},  # nor any other instance

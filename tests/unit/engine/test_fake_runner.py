@@ -126,3 +126,48 @@ def test_a_dropped_job_is_forgotten_and_its_number_can_be_used_again() -> None:
             device.drop_job(1)
         assert device.collect_block() is None
         device.drop_job(1)
+
+
+def bursting(clock: VirtualClock) -> FakeRunner:
+    return FakeRunner(8, 2, 0.5, 0.25, clock, vocab_size=1000, most_steps=3)
+
+
+def test_a_burst_goes_on_with_its_own_tokens_and_each_is_there_when_its_step_is_done() -> None:
+    clock = VirtualClock()
+    device = bursting(clock)
+    sequence = Sequence([1], pages=[0, 1])
+    device.launch(StepBatch([sequence], [], steps=3))
+    tokens, times = [1], []
+    sequence.tokens.append(77)  # what the host makes of it is of no concern
+    for _ in range(3):
+        output = device.collect()
+        assert output is not None
+        assert output.tokens == [fake_token(5, tokens, 1000)]
+        tokens += output.tokens
+        times.append(clock.now())
+    assert times == [0.5, 1.0, 1.5]
+    with pytest.raises(RuntimeError, match="without a launched step"):
+        device.collect()
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        StepBatch([Sequence([1], [0])], [], steps=4),
+        StepBatch([Sequence([1], [0], SamplingParams(logprobs=1))], [], steps=2),
+        StepBatch([Sequence([1], [0])], [PrefillSlice(Sequence([1], [1]), 0, 1, sample=True)], steps=2),
+    ],
+    ids=["too many steps", "log probabilities", "a prefill"],
+)
+def test_a_burst_that_a_device_cannot_compute_is_refused(batch: StepBatch) -> None:
+    with pytest.raises(RuntimeError, match="there may be 3 steps"):
+        bursting(VirtualClock()).launch(batch)
+
+
+def test_nothing_is_launched_before_a_burst_has_been_collected() -> None:
+    device = bursting(VirtualClock())
+    batch = StepBatch([Sequence([1], pages=[0, 1])], [], steps=2)
+    device.launch(batch)
+    device.collect()
+    with pytest.raises(RuntimeError, match="1 steps of the burst before were not collected"):
+        device.launch(batch)

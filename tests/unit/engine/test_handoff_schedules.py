@@ -40,8 +40,8 @@ class TwoInstances(RuleBasedStateMachine):
 
     def engine(self, mode: Mode, pages: int, port: LinkPort, seed: int) -> Engine:
         bounds: EngineLimits = limits(mode=mode, context_length=40)
-        planner = RandomPlanner(seed, bounds.max_batch) if mode is Mode.AUTO else None
-        device = StrictRunner(pages, PAGE, 0.01, 0.002, self.clock, vocab_size=VOCAB, layers=4, units=4)
+        planner = RandomPlanner(seed, bounds.max_batch, most_steps=4) if mode is Mode.AUTO else None
+        device = StrictRunner(pages, PAGE, 0.01, 0.002, self.clock, vocab_size=VOCAB, layers=4, units=4, most_steps=4)
         return Engine(device, bounds, self.log, self.clock, planner=planner, port=port)
 
     @property

@@ -175,6 +175,10 @@ def play(schedule: list[Arrival], engine: Engine, log: Log) -> None:
         engine.step()
         engine.check_integrity()
     drain(engine)
+    check_ends(schedule, engine, log)
+
+
+def check_ends(schedule: list[Arrival], engine: Engine, log: Log) -> None:
     for arrival in schedule:
         tokens, finish = expected(arrival.new, engine.limits)
         got = log.tokens(arrival.new.request_id)

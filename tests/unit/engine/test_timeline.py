@@ -9,7 +9,7 @@ from itertools import pairwise
 import pytest
 
 from pdmux_ray.engine.timeline import Arrival, Ended, PrefillBlock, Step, Timeline, unpack
-from pdmux_ray.policy.decisions import Block, Chunk, LaneUse, ModeReason, StepPlan, StepReason
+from pdmux_ray.policy.decisions import Block, BurstReason, Chunk, LaneUse, ModeReason, StepPlan, StepReason
 from pdmux_ray.policy.views import Estimate
 from pdmux_ray.types import FinishReason, Mode, Split
 
@@ -49,6 +49,15 @@ def test_a_pass_that_auto_chose_is_kept_with_its_reason() -> None:
     plan = StepPlan(StepReason.CHUNK_ONLY, prefill=(Chunk("b", 0, 40),), why=ModeReason.SLACK, step_s=Estimate(0.4, 0.6))
     ring.step(plan, 1.0, 1.5, waiting=0)
     assert ring.since(0) == [Step("step", 0, 1.0, 1.5, "chunk_only", "chunked", "slack", 4, 4, 0, 40, 0, 0.4, 0.6)]
+
+
+def test_a_step_of_a_burst_is_kept_with_how_many_they_were_and_why() -> None:
+    ring = timeline()
+    ring.step(StepPlan(StepReason.DECODE_ONLY, ("a",), steps=4, burst=BurstReason.FULL), 1.0, 1.5, waiting=0)
+    (record,) = ring.since(0)
+    assert isinstance(record, Step)
+    assert (record.steps, record.burst) == (4, "full")
+    assert unpack(json.loads(json.dumps(record))) == record
 
 
 def test_arrivals_and_ends_are_marks_among_the_steps() -> None:

@@ -95,6 +95,8 @@ class _Flight:
 class LawfulRunner:
     """`LaneRunner`. A block is beside the decodes that are launched before anyone asks for it."""
 
+    most_steps = 1
+
     def __init__(self, law: Law, clock: VirtualClock, pages: int = 1024, stop_after: int | None = None) -> None:
         self.law, self.clock = law, clock
         self.pages, self.page_size = pages, 16

@@ -37,6 +37,12 @@ class Asked:
     pinned: bool = False
     prefix_key: bytes | None = None
     token_s: float = math.inf  # just now
+    deadline_s: float | None = None
+    host_sampled: bool = False
+
+    @property
+    def left_tokens(self) -> int:
+        return self.left
 
 
 @dataclass(frozen=True)
@@ -128,7 +134,9 @@ def check(view: Lanes, plan: StepPlan) -> None:
     assert all(request in view.decoding and request not in preempted for request in decodes)
     block = plan.lanes.block if plan.lanes else None
     chunks = [*plan.prefill, *(block.chunks if block else ())]
-    _check_pages(view, decodes, preempted, [seen[chunk.request_id] for chunk in chunks])
+    _check_pages(view, decodes, preempted, [seen[chunk.request_id] for chunk in chunks], plan.steps)
+    assert plan.steps == 1 or not (chunks or view.held), "a burst beside a prefill"
+    assert plan.steps == 1 or all(request.left >= plan.steps and not request.host_sampled for request in decodes)
     computed = [request for job in view.jobs if job not in dropped for request in job.requests]
     for chunk in chunks:
         request = seen[chunk.request_id]
@@ -143,8 +151,8 @@ def check(view: Lanes, plan: StepPlan) -> None:
         _check_use(view, plan, plan.lanes, dropped)
 
 
-def _check_pages(view: Lanes, decodes: list[Asked], preempted: list[Asked], begin: list[Asked]) -> None:
-    pages = sum(request.known_tokens > request.held_pages * PAGE for request in decodes)
+def _check_pages(view: Lanes, decodes: list[Asked], preempted: list[Asked], begin: list[Asked], steps: int) -> None:
+    pages = sum(max(pages_of(request.known_tokens + steps - 1) - request.held_pages, 0) for request in decodes)
     for request in begin:
         if not request.held_pages:
             hit = view.prefix_hit(request)
@@ -212,18 +220,19 @@ class World(Lanes):
         if mode is not self.mode:
             self.mode, self.mode_since_s = mode, self.now
         self.split = use.split if use else Split(self.units, self.units)
-        began_s, decodes = self.now, [self._find(name) for name in plan.decode]
+        decodes = [self._find(name) for name in plan.decode]
         for request in decodes:
-            if request.known_tokens > request.held_pages * PAGE:
-                self._hold(request, 1)
-        if use is None:
-            self._one_pass(plan.prefill, decodes)
-        else:
-            self._lanes(use, decodes)
-        for request in decodes:
-            self._token(request)
-        self.gaps_s += [self.now - began_s] * bool(decodes)
-        assert self.now > began_s, "nothing happens"
+            self._hold(request, max(pages_of(request.known_tokens + plan.steps - 1) - request.held_pages, 0))
+        for _ in range(plan.steps):
+            began_s = self.now
+            if use is None:
+                self._one_pass(plan.prefill, decodes)
+            else:
+                self._lanes(use, decodes)
+            for request in decodes:
+                self._token(request)
+            self.gaps_s += [self.now - began_s] * bool(decodes)
+            assert self.now > began_s, "nothing happens"
 
     def _lanes(self, use: LaneUse, decodes: list[Asked]) -> None:
         at_once = use.mode is not Mode.TIME_SHARED

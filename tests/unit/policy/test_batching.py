@@ -29,6 +29,9 @@ class Seen:
     pinned: bool = False
     prefix_key: bytes | None = None
     token_s: float = 0.0
+    left_tokens: int = 1
+    deadline_s: float | None = None
+    host_sampled: bool = False
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,7 @@ def views(draw: st.DrawFn, units: int) -> Lanes:
     running = [decoder(f"d{i}", draw(lengths) + 1, i) for i in range(draw(st.integers(0, 5)))]
     for request in running:
         request.held_pages -= draw(st.booleans()) and request.known_tokens % PAGE == 1 and request.known_tokens > 1
+        request.left, request.host_sampled = draw(st.integers(1, 12)), draw(st.integers(0, 9)) == 9
     view = Lanes(units, free_pages=draw(st.integers(0, 60)), decoding=running, now=draw(st.floats(0, 50)))
     jobs = []
     for i in range(draw(st.integers(0, 3))):
@@ -69,7 +70,8 @@ def cases(draw: st.DrawFn) -> tuple[Lanes, LaneLimits, FakeCosts]:
     mode = draw(MODES)
     if view.jobs and mode is Mode.CHUNKED:
         mode = Mode.AUTO  # an engine that only chunks has no jobs
-    limits = LaneLimits(mode, draw(st.integers(1, 24)), 2048, itl_s=draw(st.sampled_from([0.001, 0.02, 0.05, 0.2, math.inf])))
+    itl_s = draw(st.sampled_from([0.001, 0.02, 0.05, 0.2, math.inf]))
+    limits = LaneLimits(mode, draw(st.integers(1, 24)), 2048, itl_s=itl_s, most_steps=draw(st.integers(1, 8)))
     return view, limits, device
 
 
@@ -87,6 +89,15 @@ def test_every_plan_can_be_carried_out(case: tuple[Lanes, LaneLimits, FakeCosts]
     started = [request for request in view.waiting if request.request_id in {c.request_id for c in _chunks(plan)}]
     assert not (started and plan.preempt)
     assert not started or len(view.holders) + len(started) <= limits.max_batch
+
+
+@patient
+@given(cases())
+def test_a_burst_changes_nothing_but_the_number_of_steps(case: tuple[Lanes, LaneLimits, FakeCosts]) -> None:
+    view, limits, device = case
+    plan = plan_lanes(view, limits, device)
+    assert replace(plan, steps=1, burst=None) == plan_lanes(view, replace(limits, most_steps=1), device)
+    assert 1 <= plan.steps <= limits.most_steps
 
 
 def _chunks(plan: StepPlan) -> list[object]:
@@ -149,11 +160,11 @@ def arrivals(draw: st.DrawFn) -> list[tuple[float, Asked]]:
 
 
 @worlds
-@given(arrivals(), costs(), MODES, st.sampled_from([0.02, 0.066, 0.3]), st.integers(200, 400))
+@given(arrivals(), costs(), MODES, st.sampled_from([0.02, 0.066, 0.3]), st.integers(200, 400), st.integers(1, 8))
 def test_everyone_ends_and_nobody_is_overtaken_too_often(
-    coming: list[tuple[float, Asked]], device: FakeCosts, mode: Mode, itl_s: float, pages: int
+    coming: list[tuple[float, Asked]], device: FakeCosts, mode: Mode, itl_s: float, pages: int, most_steps: int
 ) -> None:
-    limits = LaneLimits(mode, 8, 2048, itl_s=itl_s, overtakes=2, share_s=0.1)
+    limits = LaneLimits(mode, 8, 2048, itl_s=itl_s, overtakes=2, share_s=0.1, most_steps=most_steps)
     world = World(device, coming, pages)
     world.run(lambda view: plan_lanes(view, limits, device))
     assert sorted(world.done) == sorted(request.request_id for _, request in coming)

@@ -1,0 +1,59 @@
+"""How many decode steps the device is given at once: a burst.
+
+It computes them one after the other without the host, each from the tokens of the one before, so it does not stand idle while
+the host looks at what came and plans what is next. What a burst costs: whoever comes in its midst waits for its end, and what
+is computed for a request after its last token is for nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from pdmux_ray.policy.batching import pages_to_grow
+from pdmux_ray.policy.decisions import BurstReason
+from pdmux_ray.policy.lane_step import LaneStep
+from pdmux_ray.policy.sharing import most
+from pdmux_ray.policy.views import Estimate, RequestView
+
+
+def plan_burst(step: LaneStep, step_s: Estimate | None) -> tuple[int, BurstReason | None]:
+    """Of a step in which everyone decodes and nobody is prefilled: `step_s` is what one is predicted to take. No reason, when
+    there is no choice because the device takes one step at a time.
+
+    One step while anybody could decode with the next one, or the host samples. Else as many as the device takes, but
+    - no request gets a step after the one that is certainly its last. So nothing is written beyond its context, and only a stop
+      that nobody could foresee leaves tokens to be thrown away;
+    - who comes meanwhile is looked at no later than beside a block on an idle device (`LaneLimits.idle_block_s`);
+    - their pages are free or cached now: nobody is preempted for a step that is not due yet.
+    """
+    view, limits = step.view, step.limits
+    if limits.most_steps == 1:
+        return 1, None
+    if step.preempted or view.waiting or view.prefilling or view.transferring:
+        return 1, BurstReason.JOINS
+    if any([request.host_sampled for request in step.decoding]):
+        return 1, BurstReason.HOST
+    if step_s is None:
+        return 1, BurstReason.NO_MODEL
+    bounds = (
+        (limits.most_steps, BurstReason.FULL),
+        (_steps_to_first_end(step.decoding, view.now, step_s.predicted_s), BurstReason.ENDS),
+        (_steps_within(limits.idle_block_s, step_s.predicted_s), BurstReason.ARRIVALS),
+    )
+    steps, why = min(bounds, key=lambda bound: bound[0])  # of equals the first
+    room = step.free_pages + pages_to_grow(step.decoding, view.page_size)
+    roomy = most(lambda steps: pages_to_grow(step.decoding, view.page_size, steps) <= room, steps)
+    return (roomy, BurstReason.PAGES) if roomy < steps else (steps, why)
+
+
+def _steps_to_first_end(decoding: Sequence[RequestView], now: float, step_s: float) -> int:
+    """Until one of these ends for certain, by its last token or by its deadline; at least one."""
+    left_tokens = min([request.left_tokens for request in decoding])
+    deadline_s = min([math.inf if request.deadline_s is None else request.deadline_s for request in decoding])
+    return min(left_tokens, _steps_within(deadline_s - now, step_s))
+
+
+def _steps_within(seconds: float, step_s: float) -> int:
+    """At least one; very many when there is no end."""
+    return max(int(min(seconds / step_s, 2**31)), 1)
