@@ -29,6 +29,7 @@ HARMLESS_SUFFIXES = (".rotary_emb.inv_freq",)
 BLOCK_ELEMENTS = 4 * 2**20  # read from a file at a time
 OWN_MAPPING_BYTES = 2**18
 DUMMY_SEED = 0
+VECTOR_SPREAD = 0.02  # standard deviation of random norms and biases
 FLOATS = ("F64", "F32", "F16", "BF16")
 
 Load = Literal["weights", "dummy"]
@@ -145,15 +146,22 @@ def _allocate(shape: Shape, dtype: torch.dtype, device: torch.device) -> Tensor:
 
 
 class DummySource:
-    """Random weights, the same ones each time: norms near 1, the rest near 0."""
+    """Random weights, drawn where they are to be: the same ones each time on the same kind of device.
+
+    A matrix [out, in] has the standard deviation 1 / sqrt(in): whatever the shape, activations are about as large as in trained
+    models, attention is neither uniform nor one-hot, and tokens depend on those before them. Norms are near 1.
+    """
 
     def __init__(self) -> None:
-        self._generator = torch.Generator().manual_seed(DUMMY_SEED)
+        self._generators: dict[torch.device, torch.Generator] = {}
 
     def fill(self, name: str, target: Tensor) -> None:
+        generator = self._generators.get(target.device)
+        if generator is None:
+            generator = self._generators[target.device] = torch.Generator(target.device).manual_seed(DUMMY_SEED)
         mean = 1.0 if name.endswith("norm.weight") else 0.0
-        block = target if target.device.type == "cpu" else torch.empty_like(target, device="cpu")
-        target.copy_(block.normal_(mean, 0.02, generator=self._generator))
+        spread = target.shape[-1] ** -0.5 if target.dim() > 1 else VECTOR_SPREAD
+        target.normal_(mean, spread, generator=generator)
 
 
 @dataclass(frozen=True, slots=True)

@@ -161,6 +161,15 @@ def test_dummy_weights_do_not_repeat() -> None:
     assert not torch.equal(first, second)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_dummy_matrix_keeps_the_size_of_what_it_is_multiplied_with(dtype: torch.dtype) -> None:
+    source, matrix, norm = DummySource(), torch.empty(256, 1024, dtype=dtype), torch.empty(4096, dtype=dtype)
+    source.fill("model.layers.0.mlp.down_proj.weight", matrix)
+    source.fill("model.norm.weight", norm)
+    assert (matrix.float() @ torch.ones(1024)).std() == pytest.approx(1.0, rel=0.2)
+    assert norm.float().mean() == pytest.approx(1.0, abs=0.01)
+
+
 PEAK_SCRIPT = """
 import re, sys, torch
 from pathlib import Path
