@@ -30,7 +30,6 @@ from kv_transfer.api import (
     Unwanted,
     Wanted,
 )
-from pdmux_ray.config import TransferConfig
 from pdmux_ray.engine.counters import LANDED, ExportEnd
 from pdmux_ray.engine.pages import PagePool
 from pdmux_ray.engine.request import Request
@@ -40,6 +39,7 @@ from pdmux_ray.policy.fetching import plan_fetches
 from pdmux_ray.types import FinishReason
 
 if TYPE_CHECKING:
+    from pdmux_ray.config import TransferConfig
     from pdmux_ray.engine.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)

@@ -5,13 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from pdmux_ray.config import EngineConfig, MultiplexConfig
 from pdmux_ray.engine.runner import LaneRunner, Runner
 from pdmux_ray.errors import ConfigError
 from pdmux_ray.policy.admission import TtftObjective
 from pdmux_ray.policy.batching import BatchLimits
 from pdmux_ray.types import ONE_PASS_MODES, Mode, ModelFacts, Split
+
+if TYPE_CHECKING:  # it needs pydantic, which a machine that only computes may lack
+    from pdmux_ray.config import EngineConfig, MultiplexConfig
+
+
+def _default_multiplex() -> MultiplexConfig:
+    from pdmux_ray.config import MultiplexConfig
+
+    return MultiplexConfig()
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +37,7 @@ class EngineLimits:
     max_waiting: int  # requests that wait; one more is refused, also in a burst that comes between two steps of an idle engine
     prefix_cache: bool
     stall_timeout_s: float  # a step that takes longer makes the engine unhealthy
-    multiplex: MultiplexConfig = field(default_factory=MultiplexConfig)  # of the modes with lanes
+    multiplex: MultiplexConfig = field(default_factory=_default_multiplex)  # of the modes with lanes
 
     @property
     def has_lanes(self) -> bool:
