@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from pdmux_ray.latency.profile import Profile
 
 TOO_DISTURBED = 0.1  # of the work: worth a word
+GPU_NEW_TOKENS, GPU_CONTEXT_TOKENS = 8_192, 262_144  # of a prefill and of a decode batch: enough to see their slopes on a GPU
 
 
 def add_profile(parser: argparse.ArgumentParser) -> None:
@@ -61,7 +63,7 @@ def _profile(runner: LaneRunner, engine: EngineConfig, model_dir: Path, out: Pat
     from pdmux_ray.latency.identity import Identified, identify
     from pdmux_ray.latency.others import others_s
     from pdmux_ray.latency.probe import probe
-    from pdmux_ray.latency.run import Machine, run
+    from pdmux_ray.latency.run import Machine, Probing, run
     from pdmux_ray.report.progress import Progress
 
     if not isinstance(runner, Identified):
@@ -69,7 +71,7 @@ def _profile(runner: LaneRunner, engine: EngineConfig, model_dir: Path, out: Pat
     identity = identify(model_dir, runner)
     with Progress(total=1.0, console=Console(stderr=True)) as progress:
         machine = Machine(
-            probe=partial(probe, dtype=identity.dtype),
+            probe=runner.probe if isinstance(runner, Probing) else partial(probe, dtype=identity.dtype),
             others_s=others_s,
             cores=len(os.sched_getaffinity(0)),
             clock=WallClock(),
@@ -84,10 +86,11 @@ def _profile(runner: LaneRunner, engine: EngineConfig, model_dir: Path, out: Pat
 
 def _limits(runner: LaneRunner, engine: EngineConfig, model_dir: Path) -> Limits:
     from pdmux_ray.latency.design import Limits
+    from pdmux_ray.latency.run import Probing
     from pdmux_ray.text.tokenizer import Tokenizer
 
     context = Tokenizer.load(model_dir).facts.context_length
-    return Limits(
+    limits = Limits(
         units=runner.units,
         splits=tuple(runner.splits),
         max_batch=engine.max_batch,
@@ -96,6 +99,9 @@ def _limits(runner: LaneRunner, engine: EngineConfig, model_dir: Path) -> Limits
         page_size=runner.page_size,
         chunk_tokens=engine.chunk_tokens,
     )
+    if not isinstance(runner, Probing):
+        return limits
+    return replace(limits, max_new_tokens=GPU_NEW_TOKENS, max_context_tokens=GPU_CONTEXT_TOKENS)
 
 
 def _tell(profile: Profile, out: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol, runtime_checkable
 
 from pdmux_ray.clock import Clock
 from pdmux_ray.engine.runner import LaneRunner
@@ -19,6 +20,14 @@ from pdmux_ray.latency.profile import FORMAT, MeasuredPoint, Probe, Profile
 CALM = 0.05  # of the cores used by others: a point that was measured beside more is measured again
 TRIES = 3
 MOST_AGAIN_S = 180.0  # of measuring again, in all
+
+
+@runtime_checkable
+class Probing(Protocol):
+    """A runner whose device is not this machine's cores, and which therefore measures itself what its units give."""
+
+    def probe(self, levels: Sequence[int]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """(bytes a second, floating point operations a second), aligned with `levels`."""
 
 
 @dataclass(frozen=True, slots=True)
