@@ -74,13 +74,26 @@ def test_every_requirement_is_pinned() -> None:
     assert [line for line in lines if not re.fullmatch(r"[a-z0-9.-]+==[A-Za-z0-9.]+", line)] == []
 
 
-def test_what_the_project_depends_on_is_what_is_installed() -> None:
+MACHINES = (("cpu", "dev-cpu"), ("gpu",))  # what only machines without and with a GPU have
+
+
+@pytest.mark.parametrize("machine", MACHINES, ids=lambda names: names[0])
+def test_what_the_project_depends_on_is_what_is_installed(machine: tuple[str, ...]) -> None:
     """pyproject.toml states ranges, deploy/requirements the versions that are installed: they must agree."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    wanted = [Requirement(text) for text in [*project["dependencies"], *extras["demo"], *extras["bench"], *extras["dev"]]]
-    names = ("base", "cpu", "demo", "bench", "dev")
+    texts = [*project["dependencies"], *(text for name in ("demo", "bench", "dev", "cuda") for text in extras[name])]
+    names = ("base", "demo", "bench", "dev", *machine)
     lines = [line for p in REQUIREMENTS if p.stem in names for line in p.read_text().splitlines() if "==" in line]
     pinned = dict(line.removeprefix("# ").split("==") for line in lines if not line.startswith("#"))
+    wanted = map(Requirement, texts)
     missing = [r for r in wanted if not r.specifier.contains(pinned.get(canonicalize_name(r.name), "0"), prereleases=True)]
     assert missing == []
+
+
+def test_no_package_is_pinned_twice_on_one_machine() -> None:
+    everywhere = ("base", "demo", "bench", "dev")
+    for machine in MACHINES:
+        files = [p for p in REQUIREMENTS if p.stem in (*everywhere, *machine)]
+        names = [line.partition("==")[0] for p in files for line in p.read_text().splitlines() if not line.startswith("#")]
+        assert sorted(names) == sorted(set(names))
