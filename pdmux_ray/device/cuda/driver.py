@@ -7,6 +7,7 @@ depends on two versions, the driver's and the bindings'; what only newer ones ha
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -75,7 +76,13 @@ class Driver:
 
     def call(self, name: str, *arguments: Any) -> Any:
         """What the call returns beside its CUresult: a value, or a tuple of none or several. Raises CudaError."""
-        result, *values = getattr(self.bindings, name)(*arguments)
+        try:
+            result, *values = getattr(self.bindings, name)(*arguments)
+        except (KeyError, ValueError) as error:
+            if not (unknown := re.match(r"\d+", str(error))):
+                raise
+            # The bindings are older than the driver and do not know this result: its number is all they say.
+            raise CudaError(name, int(unknown[0])) from error
         if int(result):
             raise CudaError(name, result)
         return values[0] if len(values) == 1 else tuple(values)

@@ -110,7 +110,7 @@ class _Device:
         self.primary = driver.call("cuDevicePrimaryCtxRetain", self._handle)
         self._sms = driver.call("cuDeviceGetDevResource", self._handle, self._kinds.CU_DEV_RESOURCE_TYPE_SM)
         self._resource = SmResource(self._sms.sm.smCount, *self._granularity())
-        self._queues, self._queue_count = self._own_queues() if driver.structured else (None, 0)
+        self._queues, self._queue_count = self._own_queues()
         self._warnings: list[str] = []
 
     def divide(self, asked: Sequence[tuple[int, int]] | None) -> Partitions:
@@ -190,11 +190,14 @@ class _Device:
             return least, least
 
     def _rounded(self, units: int) -> int:
-        return self._driver.split_by_count(self._sms, units)[0].sm.smCount
+        group, _ = self._driver.split_by_count(self._sms, units)
+        return int(group.sm.smCount)
 
     def _own_queues(self) -> tuple[Any, int]:
-        """The resource that gives a context a work queue that no other one uses, and how many the device has. One for each
-        context suffices: of its streams one is used."""
+        """The resource that gives a context a work queue that no other one uses, and how many the device has; (None, 0) where
+        contexts cannot have any. One for each suffices: of its streams one is used."""
+        if not self._driver.structured:
+            return None, 0
         queues = self._driver.call("cuDeviceGetDevResource", self._handle, self._kinds.CU_DEV_RESOURCE_TYPE_WORKQUEUE_CONFIG)
         count = queues.wqConfig.wqConcurrencyLimit
         queues.wqConfig.sharingScope = self._driver.bindings.CUdevWorkqueueConfigScope.CU_WORKQUEUE_SCOPE_GREEN_CTX_BALANCED

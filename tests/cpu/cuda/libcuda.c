@@ -313,7 +313,10 @@ int cuGreenCtxStreamCreate(Stream **stream, Green *green, unsigned flags, int pr
     return flags != NON_BLOCKING ? INVALID_VALUE : make_stream(stream, &green->context, priority);
 }
 
+int cuGetProcAddress_v2(const char *name, void **address, int asked, uint64_t flags, int *status);
+
 static const struct { const char *name; int since; void *address; } CALLS[] = {
+    {"cuGetProcAddress", 12000, cuGetProcAddress_v2},
     {"cuInit", 2000, cuInit},
     {"cuDriverGetVersion", 2020, cuDriverGetVersion},
     {"cuDeviceGetCount", 2000, cuDeviceGetCount},

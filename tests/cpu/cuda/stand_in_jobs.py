@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pdmux_ray.device.cuda import green_context
+from pdmux_ray.device.cuda.driver import CudaError, open_driver
 from pdmux_ray.errors import PdmuxError
 
 
@@ -78,14 +79,21 @@ def described_rest(units: int, log: Path) -> int:
 def queries_of_streams(destroy: bool, log: Path) -> list[int]:
     """The CUresult of asking each lane's stream whether it is done, after all that is garbage is collected; `destroy`: and
     after the lanes' contexts were destroyed."""
-    bindings = _bindings()
     made = green_context.make_partitions(0, [(108, 24)])
     gc.collect()
-    streams = [bindings.CUstream(lane.stream) for lanes in made.lanes.values() for lane in lanes]
+    streams = [_bindings().CUstream(lane.stream) for lanes in made.lanes.values() for lane in lanes]
     if destroy:
         for stream in streams:
             _call("cuGreenCtxDestroy", _call("cuStreamGetGreenCtx", stream))
-    return [int(bindings.cuStreamQuery(stream)[0]) for stream in streams]
+    return [_query(stream) for stream in streams]
+
+
+def _query(stream: Any) -> int:
+    try:
+        open_driver().call("cuStreamQuery", stream)
+    except CudaError as error:
+        return error.code
+    return 0
 
 
 def _bindings() -> Any:

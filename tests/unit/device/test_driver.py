@@ -52,5 +52,26 @@ def test_bindings_that_take_one_group_get_one() -> None:
     assert driver.split_structured(132, 24, together=8) == (Group(24, 8), 108)
 
 
-def test_a_result_that_the_bindings_do_not_name_is_a_number() -> None:
-    assert str(CudaError("cuInit", 4242)) == "cuInit failed with CUresult (4242)"
+class OlderBindings:
+    """What bindings do with a result that the driver has and they have not: 12.8 and 13.0."""
+
+    def cuDriverGetVersion(self) -> tuple[int, int]:
+        return 0, 13_000
+
+    def cuStreamQuery(self, stream: int) -> tuple[int]:
+        raise ValueError("917 is not a valid CUresult") if stream else KeyError(917)
+
+    def cuStreamSynchronize(self, stream: int) -> tuple[int]:
+        raise ValueError(f"{stream} is no stream")
+
+
+@pytest.mark.parametrize("stream", [0, 1])
+def test_a_result_that_the_bindings_do_not_know_is_a_number(stream: int) -> None:
+    with pytest.raises(CudaError, match=r"cuStreamQuery failed with CUresult \(917\)") as failure:
+        Driver(OlderBindings()).call("cuStreamQuery", stream)
+    assert failure.value.code == 917
+
+
+def test_an_argument_that_the_bindings_refuse_is_no_result() -> None:
+    with pytest.raises(ValueError, match="no stream"):
+        Driver(OlderBindings()).call("cuStreamSynchronize", "this")
