@@ -60,7 +60,7 @@ def infeasible(resource: SmResource, splits: Iterable[Split], why: str = "") -> 
         f"the parts add up to all SMs, neither has fewer than {resource.minimum}, and one is a multiple of {resource.alignment}"
     )
     return ConfigError(
-        f"{written(splits)} (prefill/decode) cannot be made of {resource.count} SMs: {why}. "
+        f"engine.cuda.splits: {written(splits)} (prefill/decode) cannot be made of {resource.count} SMs: {why}. "
         f"Feasible here: {written(possible_splits(resource)) or 'none'}."
     )
 

@@ -194,13 +194,13 @@ def test_a_share_of_mps_is_a_warning(stand_in: StandIn) -> None:
 @EVERY_DRIVER
 def test_an_infeasible_split_is_refused_with_those_that_are_feasible(stand_in: StandIn, driver: int) -> None:
     error = stand_in.error([(108, 24), (100, 24)], driver)
-    assert error.startswith("ConfigError: 100/24 (prefill/decode) cannot be made of 132 SMs")
+    assert error.startswith("ConfigError: engine.cuda.splits: 100/24 (prefill/decode) cannot be made of 132 SMs")
     assert "Feasible here: 124/8, 120/12, 116/16, 112/20, 108/24, " in error
 
 
 def test_a_split_that_is_asked_for_and_refused_by_the_driver_is_an_error_with_its_words(stand_in: StandIn) -> None:
     error = stand_in.error([(108, 24)], together=1)
-    assert error.startswith("ConfigError: 108/24")
+    assert error.startswith("ConfigError: engine.cuda.splits: 108/24")
     assert "CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION (915)" in error
     assert "Feasible here: 124/8" in error
 

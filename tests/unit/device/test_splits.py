@@ -80,7 +80,7 @@ def test_an_infeasible_split_is_refused_with_every_feasible_one(asked: tuple[int
     with pytest.raises(ConfigError) as refusal:
         feasible_splits(H200, [(108, 24), asked])
     message = str(refusal.value)
-    assert message.startswith(f"{asked[0]}/{asked[1]} (prefill/decode) cannot be made of 132 SMs")
+    assert message.startswith(f"engine.cuda.splits: {asked[0]}/{asked[1]} (prefill/decode) cannot be made of 132 SMs")
     assert message.endswith("28/104, 24/108, 20/112, 16/116, 12/120, 8/124.")
     assert "124/8, 120/12, 116/16" in message
 
