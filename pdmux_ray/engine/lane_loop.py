@@ -134,9 +134,7 @@ class LaneLoop(StepLoop):
         flight = self._lanes.in_flight.flight if self._lanes.in_flight else None
         prefill_units = flight.use.split.prefill_units if flight else 0
         context_tokens = _context_tokens(batch)
-        # Decodes that have the device to themselves are a step in one pass: no other thread, which would have to wake up twice.
-        split = None if flight is None and use.split.decode_units == self._lanes.units else use.split
-        took_s = self._compute(plan, batch, partial(self._device.launch, batch, never, split))
+        took_s = self._compute(plan, batch, partial(self._device.launch, batch, never, use.split))
         self._observe_decodes(batch, context_tokens, use.split.decode_units, prefill_units, took_s)
 
     def _observe_decodes(
