@@ -84,7 +84,7 @@ class CpuRunner:
         woken twice, for 10 to 20 % of a step in a server whose gateway shares the cores.
         """
         lane = self._open(self._decode)
-        if split is not None and (self._block is not None or split.decode_units < self.units):
+        if split is not None and (self._block is not None or split.decode_units != self.units):
             self._launch_decodes(lane, batch, split)
             return
         if split is not None and batch.prefills:
