@@ -101,10 +101,10 @@ class LaneLoop(StepLoop):
         if not at_once:
             self._publish_events()
             self._launch_block(use, batch)
-        if not (at_once and batch.decodes) or self._ends_within(use.wait_s):
+        if not (at_once and batch.decodes) or self._wait_for_block(use.wait_s):
             self._collect_block()
 
-    def _ends_within(self, seconds: float) -> bool:
+    def _wait_for_block(self, seconds: float) -> bool:
         """Whether the block in flight has ended. One that is due within so many seconds is waited for, and no longer."""
         until_s = self._clock.now() + seconds
         if self._due_s() <= until_s:

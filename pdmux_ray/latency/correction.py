@@ -113,8 +113,8 @@ class CorrectedCosts:
     any, which at worst sees a cell whose mean and guard are one time apart.
 
     Each cell follows what was measured, so for a while more units may be predicted to be slower: then they were. And at the
-    border of two sizes less work may be predicted to take longer: who looks for the most work that keeps an objective (`most`
-    of `policy/sharing.py`) then finds some that keeps it, not always the most.
+    border of two sizes less work may be predicted to take longer: who looks for the most work that keeps an objective
+    (`largest_that_fits` of `policy/sharing.py`) then finds some that keeps it, not always the most.
     """
 
     def __init__(self, base: FittedCosts) -> None:

@@ -58,10 +58,6 @@ def percentile(values: Iterable[float], percent: float) -> float:
     return ordered[low] + (place - low) * (ordered[high] - ordered[low])
 
 
-def select(records: Sequence[Record], kind: Kind, role: Role | None = None, *, alone: bool | None = None) -> list[Record]:
+def select(records: Sequence[Record], kind: Kind, *, alone: bool | None = None) -> list[Record]:
     """Those of a kind; `alone`: with an idle (True) or a busy (False) other lane."""
-    return [
-        record
-        for record in records
-        if record.kind == kind and role in (None, record.role) and alone in (None, record.beside == 0)
-    ]
+    return [record for record in records if record.kind == kind and alone in (None, record.beside == 0)]

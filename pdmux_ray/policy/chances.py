@@ -10,7 +10,7 @@ Z99 = 2.326  # a normal variable's 99 % quantile, in deviations
 LEAST_DEVIATION = 1e-3  # of the log: a bound at the prediction
 
 
-def over(estimate: Estimate, limit_s: float) -> float:
+def chance_over(estimate: Estimate, limit_s: float) -> float:
     """0 to 1: of a log-normal whose median is the prediction and whose 99 % quantile is the bound."""
     if limit_s <= 0:
         return 1.0

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pdmux_ray.policy.batching import pages_to_grow
 from pdmux_ray.policy.decisions import BurstReason
 from pdmux_ray.policy.lane_step import LaneStep
-from pdmux_ray.policy.sharing import most
+from pdmux_ray.policy.sharing import largest_that_fits
 from pdmux_ray.policy.views import Estimate, RequestView
 
 
@@ -43,7 +43,7 @@ def plan_burst(step: LaneStep, step_s: Estimate | None) -> tuple[int, BurstReaso
     )
     steps, why = min(bounds, key=lambda bound: bound[0])  # of equals the first
     room = step.free_pages + pages_to_grow(step.decoding, view.page_size)
-    roomy = most(lambda steps: pages_to_grow(step.decoding, view.page_size, steps) <= room, steps)
+    roomy = largest_that_fits(lambda steps: pages_to_grow(step.decoding, view.page_size, steps) <= room, steps)
     return (roomy, BurstReason.PAGES) if roomy < steps else (steps, why)
 
 

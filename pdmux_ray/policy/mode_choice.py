@@ -1,8 +1,11 @@
 """AUTO: which way of sharing the device a step takes: the one by which the fewest requests are expected to miss an objective.
 
     expected misses = decodes * P(a gap over the ITL objective before the prefill ends)
-                    + DELAYS * prompts * P(a prefill that ends after its TTFT deadline)
-                    + WORTH * requests * seconds of the device that are lost
+                    + MISSES_PER_LATE_TOKEN * prompts * P(a prefill that ends after its TTFT deadline)
+                    + MISSES_PER_LOST_SECOND * requests * seconds of the device that are lost
+
+A first token that is late already, or due at no time, counts by the seconds that it still takes. How surely a prefill of
+several steps ends in time is told by the bound of one of them.
 
 Lost is what a way takes longer than the whole device would take for the same prefill and decodes: requests that stay longer
 make batches larger and queues longer. To ask only for bounds that hold would not do. Who reads 65 tokens while eleven prompts
@@ -16,16 +19,17 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from pdmux_ray.policy.chances import over
+from pdmux_ray.policy.chances import chance_over
 from pdmux_ray.policy.decisions import ModeReason
 from pdmux_ray.policy.sharing import Way
 from pdmux_ray.policy.views import Estimate
 from pdmux_ray.types import Mode
 
 # Chosen by simulating servers with the CPU's profile and kinds of work that docs/performance.md compares (by hand: no command
-# here repeats it). With 1 to 4 of WORTH the shares of good requests moved by one or two points; 1 of DELAYS lost more.
-DELAYS = 2.0  # misses that a late first token counts for: those behind it are later, too
-WORTH = 2.0  # misses, for a second lost to a request
+# here repeats it). With 1 to 4 misses a lost second the shares of good requests moved by one or two points; with one miss for a
+# late token more was lost.
+MISSES_PER_LATE_TOKEN = 2.0  # misses that a late first token counts for: those behind it are later, too
+MISSES_PER_LOST_SECOND = 2.0  # misses, for a second lost to a request
 
 
 class Need(NamedTuple):
@@ -57,9 +61,9 @@ class Need(NamedTuple):
 def expected_misses(way: Way, need: Need) -> float:
     """See above. A first token that is late already, or due at no time, counts by the seconds that it still takes."""
     steps = max(1.0, way.finish_s / way.gap_s.predicted_s)
-    gaps = need.decodes * (1 - math.pow(1 - over(way.gap_s, need.room_s(way)), steps))
+    gaps = need.decodes * (1 - math.pow(1 - chance_over(way.gap_s, need.room_s(way)), steps))
     lost_s = way.finish_s - steps * need.decode_s - need.prefill_s
-    return gaps + _first_tokens(way, need) + WORTH * need.requests * lost_s
+    return gaps + _first_tokens(way, need) + MISSES_PER_LOST_SECOND * need.requests * lost_s
 
 
 def choose_way(
@@ -74,7 +78,7 @@ def choose_way(
 
     best = min(ways, key=cost)
     current = min((way for way in ways if way.mode is mode), key=cost, default=best)
-    gain_s = (cost(current) - cost(best)) / (WORTH * need.requests)
+    gain_s = (cost(current) - cost(best)) / (MISSES_PER_LOST_SECOND * need.requests)
     if current.mode is not best.mode and mode_age_s < dwell * switch_s and gain_s <= switch_s:
         return current, ModeReason.DWELL
     return best, _reason(best, ways, need)
@@ -82,9 +86,9 @@ def choose_way(
 
 def _first_tokens(way: Way, need: Need) -> float:
     if need.left_s <= 0 or need.left_s == math.inf:
-        return WORTH * need.prompts * way.finish_s
+        return MISSES_PER_LOST_SECOND * need.prompts * way.finish_s
     widening = way.gap_s.bound_s / way.gap_s.predicted_s
-    return DELAYS * need.prompts * over(Estimate(way.finish_s, way.finish_s * widening), need.left_s)
+    return MISSES_PER_LATE_TOKEN * need.prompts * chance_over(Estimate(way.finish_s, way.finish_s * widening), need.left_s)
 
 
 def _reason(way: Way, ways: Sequence[Way], need: Need) -> ModeReason:

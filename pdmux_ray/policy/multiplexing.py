@@ -22,7 +22,7 @@ from pdmux_ray.policy.lane_limits import LaneLimits
 from pdmux_ray.policy.lane_step import LaneStep, lane_step, mode_in_force
 from pdmux_ray.policy.look_ahead import plan_burst
 from pdmux_ray.policy.mode_choice import Need, choose_way
-from pdmux_ray.policy.sharing import Way, Work, beside, chunked, most, time_shared, wait_s
+from pdmux_ray.policy.sharing import Way, Work, beside, chunked, largest_that_fits, time_shared, wait_s
 from pdmux_ray.policy.views import CostModel, LanesView
 from pdmux_ray.types import Mode, Split
 
@@ -164,7 +164,7 @@ def _prefill_alone(step: LaneStep, work: Work) -> StepPlan:
         layers = min(limits.rule.choose(0, work.new_tokens, view.layers)[1], left)
     else:
         assert costs is not None
-        layers = most(
+        layers = largest_that_fits(
             lambda n: costs.prefill(work.pieces, n, units, 0, last=n == left).predicted_s <= limits.idle_block_s, left
         )
     block_s = None if costs is None else costs.prefill(work.pieces, layers, units, 0, last=layers == left)

@@ -25,7 +25,7 @@ from pdmux_ray.types import Mode, Split
 
 SLIP = 1.05  # a block that ends just after a decode step leaves its lane idle for a whole one: plan it this much shorter
 WELL_FILLED = 0.9  # of the decode steps that a block lasts for
-GRAIN = 8  # tokens by which the length of a chunk is chosen
+CHUNK_STEP_TOKENS = 8  # tokens by which the length of a chunk is chosen
 WAIT = 0.25  # of a decode step: a block that is due within it is waited for
 MOST_STEPS = 4  # that a block lasts for, when a layer is not longer: until it ends, no split changes and nobody overtakes
 
@@ -86,7 +86,7 @@ def capped_splits(view: LanesView) -> list[Split]:
     return [Split(split.prefill_units, view.units) for split in view.splits]
 
 
-def most(fits: Callable[[int], bool], high: int) -> int:
+def largest_that_fits(fits: Callable[[int], bool], high: int) -> int:
     """The largest number of 1 .. `high` that fits, if smaller ones fit, too; 1 when none does.
 
     Where a smaller one does not fit (`latency.correction` may say so for a while), it is one that fits, but perhaps not the
@@ -114,7 +114,7 @@ def fill(block_s: Callable[[int], float], layers_left: int, step_s: float, late_
     best, best_steps, best_filled = 1, 0.0, 0.0
     for steps in range(1, MOST_STEPS + 1):
         room_s = steps * step_s / SLIP
-        layers = most(lambda layers: block_s(layers) <= room_s, layers_left)  # noqa: B023 - called at once
+        layers = largest_that_fits(lambda layers: block_s(layers) <= room_s, layers_left)  # noqa: B023 - called at once
         took_s = block_s(layers)
         if took_s > room_s:
             continue
@@ -157,7 +157,9 @@ def time_shared(costs: CostModel, view: LanesView, decodes: Decodes, work: Work,
     def block(layers: int) -> Estimate:
         return costs.prefill(work.pieces, layers, units, 0, last=layers == left)
 
-    layers = left if itl_s == math.inf else most(lambda layers: step_s.bound_s + block(layers).bound_s <= itl_s, left)
+    layers = (
+        left if itl_s == math.inf else largest_that_fits(lambda layers: step_s.bound_s + block(layers).bound_s <= itl_s, left)
+    )
     block_s = block(layers)
     gap_s = Estimate(step_s.predicted_s + block_s.predicted_s, step_s.bound_s + block_s.bound_s)
     finish_s = -(-left // layers) * step_s.predicted_s + block(left).predicted_s
@@ -175,11 +177,11 @@ def chunked(costs: CostModel, view: LanesView, decodes: Decodes, work: Work, itl
 def chunk_tokens(
     costs: CostModel, view: LanesView, decodes: Decodes, most_tokens: int, prior_tokens: int, itl_s: float
 ) -> tuple[int, Estimate]:
-    """The longest chunk (of `GRAIN` tokens at least) whose step keeps the objective, and that step."""
+    """The longest chunk (of `CHUNK_STEP_TOKENS` tokens at least) whose step keeps the objective, and that step."""
 
     def step(grains: int) -> Estimate:
-        return costs.mixed(*decodes, (Piece(min(grains * GRAIN, most_tokens), prior_tokens),), view.units)
+        return costs.mixed(*decodes, (Piece(min(grains * CHUNK_STEP_TOKENS, most_tokens), prior_tokens),), view.units)
 
-    every = -(-most_tokens // GRAIN)
-    grains = every if itl_s == math.inf else most(lambda grains: step(grains).bound_s <= itl_s, every)
-    return min(grains * GRAIN, most_tokens), step(grains)
+    every = -(-most_tokens // CHUNK_STEP_TOKENS)
+    grains = every if itl_s == math.inf else largest_that_fits(lambda grains: step(grains).bound_s <= itl_s, every)
+    return min(grains * CHUNK_STEP_TOKENS, most_tokens), step(grains)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pdmux_ray.latency.features import BATCH_KNOTS, TOKEN_KNOTS, Curve, decode_row, mixed_row, prefill_row, ramps
-from pdmux_ray.latency.fit import Device, quantile
+from pdmux_ray.latency.fit import quantile
 from pdmux_ray.latency.model import SIZES_S, Contention, FittedCosts, LaneModel, Parameters, bandwidth_at, size_of, stretch
 from pdmux_ray.policy.views import Estimate, Piece
 from tests.examples import tried
@@ -136,4 +136,3 @@ def test_a_conformal_quantile_needs_99_values_and_is_the_rank_above() -> None:
     assert quantile([1.0] * 98) is None
     assert quantile([float(i) for i in range(99)]) == 98.0
     assert quantile([float(i) for i in range(1000)]) == 990.0
-    assert Device(1, 1, ((1, 1.0),), 0.0).units == 1
