@@ -225,16 +225,14 @@ class World(Lanes):
             self._hold(request, max(pages_of(request.known_tokens + plan.steps - 1) - request.held_pages, 0))
         for _ in range(plan.steps):
             began_s = self.now
-            if use is None:
-                self._one_pass(plan.prefill, decodes)
-            else:
-                self._lanes(use, decodes)
+            told_s = self._one_pass(plan.prefill, decodes) if use is None else self._lanes(use, decodes)
             for request in decodes:
-                self._token(request)
+                self._token(request, told_s)
             self.gaps_s += [self.now - began_s] * bool(decodes)
             assert self.now > began_s, "nothing happens"
 
-    def _lanes(self, use: LaneUse, decodes: list[Asked]) -> None:
+    def _lanes(self, use: LaneUse, decodes: list[Asked]) -> float:
+        """When the decodes have their tokens."""
         at_once = use.mode is not Mode.TIME_SHARED
         if use.block is not None and at_once:
             self._launch(use)
@@ -242,11 +240,13 @@ class World(Lanes):
             beside = self.split.prefill_units if self.held else 0
             context = sum(request.known_tokens for request in decodes)
             self.now += self.costs.decode(len(decodes), context, use.split.decode_units, beside).predicted_s
+        told_s = self.now
         if use.block is not None and not at_once:
             self._launch(use)
-        if self.held and (not decodes or not at_once or self._block_ends_s <= self.now):
+        if self.held and (not decodes or not at_once or self._block_ends_s <= self.now + use.wait_s):
             self.now = max(self.now, self._block_ends_s)
             self._land()
+        return told_s
 
     def _launch(self, use: LaneUse) -> None:
         block = use.block
@@ -274,7 +274,8 @@ class World(Lanes):
             for request in job.requests:
                 self._prefilled(request)
 
-    def _one_pass(self, chunks: Sequence[Chunk], decodes: list[Asked]) -> None:
+    def _one_pass(self, chunks: Sequence[Chunk], decodes: list[Asked]) -> float:
+        """When the decodes have their tokens."""
         pieces = [Piece(chunk.tokens, chunk.start) for chunk in chunks]
         context = sum(request.known_tokens for request in decodes)
         self.now += self.costs.mixed(len(decodes), context, pieces, self.units).predicted_s
@@ -283,6 +284,7 @@ class World(Lanes):
             request.computed_tokens += chunk.tokens
             if request.computed_tokens == request.known_tokens:
                 self._prefilled(request)
+        return self.now
 
     def _start(self, chunk: Chunk) -> Asked:
         request = self._find(chunk.request_id)
@@ -297,9 +299,10 @@ class World(Lanes):
         request.ttft_deadline_s = math.inf
         self.first_token_s.setdefault(request.request_id, self.now)
         self._put(request, self.decoding)
-        self._token(request)
+        self._token(request, self.now)
 
-    def _token(self, request: Asked) -> None:
+    def _token(self, request: Asked, told_s: float) -> None:
+        request.token_s = told_s
         request.computed_tokens = request.known_tokens
         request.known_tokens += 1
         request.left -= 1
