@@ -22,6 +22,8 @@ PositiveInt = Annotated[int, Field(gt=0)]
 NonNegativeInt = Annotated[int, Field(ge=0)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
+CPU_KV_CACHE_GIB = 1.0
+
 IMPORT_PATH = "pdmux_ray.serve.app:build_app"
 # What Ray Serve knows in a config file. It passes over any other key in silence, so it is checked here, without Ray; a test
 # compares these with the Ray that is installed.
@@ -103,11 +105,25 @@ class TransferConfig(_Frozen):
         return self
 
 
+class CudaConfig(_Frozen):
+    """The CUDA device (`device: cuda`)."""
+
+    index: NonNegativeInt = 0  # which GPU, of those that this process sees
+    # (prefill, decode) SMs of each split; None: decode gets about 1/8, 1/4, 3/8, 1/2, 5/8 and 3/4 of them
+    splits: tuple[tuple[PositiveInt, PositiveInt], ...] | None = None
+    # batch sizes that decode graphs are captured for, at each split; None: 1, 2, 4, 8, 16, 24, … up to max_batch
+    decode_buckets: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] | None = None
+    look_ahead: PositiveInt = 4  # decode steps that may be launched at once, each fed by the one before
+    # without engine.kv_cache_gib: the pool's share of the memory that weights, buffers, workspaces and graphs leave free
+    kv_share: Annotated[float, Field(gt=0, lt=1)] = 0.9
+
+
 class EngineConfig(_Frozen):
     """One instance: its device, its KV pool and how it makes up its steps."""
 
-    device: Literal["auto", "cpu", "fake"] = "auto"
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: bfloat16 where the device computes it natively
+    device: Literal["auto", "cpu", "cuda", "fake"] = "auto"  # auto: cuda where there is a GPU, else cpu
+    # auto: bfloat16 where the device computes it natively, else float32 (on a GPU float16)
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     load: Literal["weights", "dummy"] = "weights"  # dummy: random weights of the model's shape
     threads: PositiveInt | None = None  # CPU threads of the device; None: all cores this process may use
     mode: Mode = Mode.PREFILL_FIRST
@@ -120,9 +136,10 @@ class EngineConfig(_Frozen):
     max_waiting: PositiveInt = 256  # beyond it a request is refused (429)
     context_length: PositiveInt | None = None  # None: what the model states
     page_size: PositiveInt = 16  # tokens
-    kv_cache_gib: PositiveFloat = 1.0
+    kv_cache_gib: PositiveFloat | None = None  # None: CPU_KV_CACHE_GIB; on a GPU a share of what is left (cuda.kv_share)
     prefix_cache: bool = True
     stall_timeout_s: PositiveFloat = 60.0  # a step that takes longer makes the instance unhealthy
+    cuda: CudaConfig = CudaConfig()
     fake: FakeConfig = FakeConfig()
     transfer: TransferConfig = TransferConfig()
 

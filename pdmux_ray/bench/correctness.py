@@ -131,7 +131,7 @@ class Bench:
         found, how = Found(kind), KINDS[kind]
         for seed in seeds:
             rng = random.Random(seed)
-            planner = RandomPlanner(seed, MAX_BATCH, how.drawn) if how.drawn else None
+            planner = RandomPlanner(seed, MAX_BATCH, how.drawn, self._device.most_steps) if how.drawn else None
             got = self.play(how.mode, rng.randrange(*PAGES), draw_schedule(rng, self.requests), self._costs, planner)
             found.add(seed, got, self.expected)
         return found

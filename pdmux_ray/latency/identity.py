@@ -28,7 +28,7 @@ class Identity(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
     model: str  # its directory's name, and a hash of its config.json
-    device: str  # the processor's name
+    device: str  # the processor's name, or the GPU's
     units: int  # cores (or SMs) of it
     dtype: str
     tensor_parallel: int
@@ -50,17 +50,17 @@ class Identified(Protocol):
 
 
 def identify(model_dir: Path, runner: Identified) -> Identity:
-    """Of this runner on this machine's CPU."""
+    """Of this runner on this machine. A runner of a GPU has the GPU's name as `processor`, and "cuda" as `device`."""
     config_json = (model_dir / "config.json").read_bytes()
     return Identity(
         model=f"{model_dir.resolve().name}, config {hashlib.sha256(config_json).hexdigest()[:12]}",
-        device=processor(),
+        device=getattr(runner, "processor", None) or processor(),
         units=runner.units,
         dtype=str(runner.dtype).removeprefix("torch."),
         tensor_parallel=1,
         page_size=runner.page_size,
         torch=version("torch"),
-        kernels=f"{runner.kernels}, {_hash_of_kernels()}",
+        kernels=f"{runner.kernels}, {_hash_of_kernels(getattr(runner, 'device', 'cpu'))}",
         settings=runner.settings,
     )
 
@@ -87,10 +87,13 @@ def processor() -> str:
     return " ".join([name[1] if name else platform.machine(), f"({os.cpu_count()} cores)", *sorted(flags)])
 
 
-def _hash_of_kernels() -> str:
+_SOURCES = {"cpu": ("cpu", (".cpp", ".h")), "cuda": ("cuda/kernels", (".py",))}  # device -> folder, endings
+
+
+def _hash_of_kernels(device: str) -> str:
     """Of the sources that are compiled. Python around them may change: what that costs, the correction in use notices."""
-    digest = hashlib.sha256()
-    folder = files("pdmux_ray.device") / "cpu"  # its parent is light to import
-    for source in sorted((p for p in folder.iterdir() if p.name.endswith((".cpp", ".h"))), key=lambda path: path.name):
+    digest, (where, endings) = hashlib.sha256(), _SOURCES[device]
+    folder = files("pdmux_ray.device").joinpath(where)  # its parent is light to import
+    for source in sorted((p for p in folder.iterdir() if p.name.endswith(endings)), key=lambda path: path.name):
         digest.update(source.name.encode() + b"\0" + source.read_bytes())
     return digest.hexdigest()[:12]

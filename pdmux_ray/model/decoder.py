@@ -52,10 +52,11 @@ class Decoder:
             hidden = ops.linear(ops.silu_mul(gate_up), weights.down, residual=hidden)
         return hidden
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """hidden [rows, H], the rows to sample from, after the last layer -> [rows, V] float32."""
+    def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
+        """hidden [rows, H], the rows to sample from, after the last layer -> [rows, V] float32, in `out` when given."""
         normed = self._ops.rms_norm(hidden, self._weights.final_norm, self.config.norm_eps)
-        return self._ops.linear(normed, self._weights.head).float()
+        found = self._ops.linear(normed, self._weights.head)
+        return found.float() if out is None else out.copy_(found)
 
 
 def _attention_spec(config: DecoderConfig, layer: int, weights: LayerWeights, rope: Rope) -> AttentionSpec:

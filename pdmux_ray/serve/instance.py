@@ -187,7 +187,7 @@ class Instance:
 def _resolved(config: EngineConfig, runner: Runner, limits: EngineLimits) -> str:
     """What every "auto" and every limit came to."""
     device = {name: getattr(runner, name) for name in ("dtype", "threads", "kernels") if hasattr(runner, name)}
-    words = [f"device {'cpu' if config.device == 'auto' else config.device}", *(f"{k} {v}" for k, v in device.items())]
+    words = [f"device {getattr(runner, 'device', config.device)}", *(f"{k} {v}" for k, v in device.items())]
     words += [f"mode {limits.mode.value}", f"context {limits.context_length} tokens"]
     return ", ".join([*words, f"KV pool {runner.pages} pages of {runner.page_size}: {runner.pages * runner.page_size} tokens"])
 

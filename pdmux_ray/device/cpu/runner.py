@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from pdmux_ray.config import EngineConfig
+from pdmux_ray.config import CPU_KV_CACHE_GIB, EngineConfig
 from pdmux_ray.device.base import thread_settings
 from pdmux_ray.device.cpu.cores import neighbouring_cores, usable_cores
 from pdmux_ray.device.cpu.lane import Forward, Lane
@@ -20,6 +20,7 @@ from pdmux_ray.device.cpu.ops import CpuOps, make_ops
 from pdmux_ray.device.cpu.workers import PREFILL_NICE, Workers, splits_of, use_threads
 from pdmux_ray.device.kv_pool import allocate_on_cpu, layout_for
 from pdmux_ray.engine.runner import GiveUp, PrefillSlice, StepBatch, StepOutput, never
+from pdmux_ray.errors import ConfigError
 from pdmux_ray.model.config import DecoderConfig
 from pdmux_ray.model.decoder import load_decoder
 from pdmux_ray.types import ONE_PASS_MODES, Split
@@ -47,6 +48,7 @@ class CpuRunner:
     loaded or the pool has no page, OSError when a worker may not use its cores.
     """
 
+    device = "cpu"
     most_steps = 1  # the host computes them itself: several at once would save it nothing
 
     def __init__(self, model_dir: Path, config: EngineConfig) -> None:
@@ -57,7 +59,8 @@ class CpuRunner:
         self.threads = config.threads or usable_cores()
         self.layers, self.units = model.layers, min(self.threads, usable_cores())
         self.splits = splits_of(self.units)
-        layout = layout_for(config.kv_cache_gib, model.layers, model.kv_heads, model.head_dim, config.page_size, self.dtype)
+        kv_gib = config.kv_cache_gib or CPU_KV_CACHE_GIB
+        layout = layout_for(kv_gib, model.layers, model.kv_heads, model.head_dim, config.page_size, self.dtype)
         self.layout, self.pages, self.page_size = layout, layout.pages, layout.page_size
         pool = allocate_on_cpu(layout, self.dtype)
         self.kv_memory = pool.view(torch.uint8).reshape(-1).numpy()
@@ -185,7 +188,9 @@ class CpuRunner:
 
 
 def resolve_dtype(name: str) -> torch.dtype:
-    """ "auto" is bfloat16 where the processor multiplies it natively, else float32."""
+    """ "auto" is bfloat16 where the processor multiplies it natively, else float32. Raises ConfigError for float16."""
+    if name == "float16":
+        raise ConfigError("engine.dtype: float16 is for GPUs; a CPU computes in bfloat16, float32 or what auto finds")
     if name == "auto":
         native = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
         return torch.bfloat16 if native else torch.float32
