@@ -45,6 +45,7 @@ class StepTensors:
             context_lengths=torch.from_numpy(contexts.astype(np.int32)),
             page_table=torch.from_numpy(table),
             rope_lengths=lengths,
+            decodes=len(decodes),
         )
 
     def _page_table(self, contexts: np.ndarray, page_size: int) -> np.ndarray:

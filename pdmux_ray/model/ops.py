@@ -25,6 +25,7 @@ class AttentionBatch:
     context_lengths: Tensor  # [B] int32: tokens with KV after this step's writes
     page_table: Tensor  # [B, max pages] int32; entries past a sequence's last page are 0 and never read
     rope_lengths: Tensor | None = None  # [T] int64, only for dynamic RoPE scaling: see rope.py
+    decodes: int = 0  # so many of the first sequences have one token each; a device may compute those in another way
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,7 +73,8 @@ def run_step(decoder: Decoder, pieces: Sequence[Piece], layer_block: int) -> lis
         hidden = decoder.embed(torch.tensor(tokens))
         for start in range(0, decoder.config.layers, layer_block):
             hidden = decoder.run_layers(start, min(start + layer_block, decoder.config.layers), hidden, batch)
-        return list(decoder.logits(hidden).split([piece.count for piece in pieces]))
+        logits = decoder.logits(hidden).clone()  # the operations may keep it only until the next step
+        return list(logits.split([piece.count for piece in pieces]))
 
 
 def run_sequences(
