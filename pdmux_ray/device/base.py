@@ -37,9 +37,10 @@ def thread_settings() -> str:
 
 
 def build_runner(model_dir: Path | None, config: EngineConfig) -> Runner:
-    """The runner that `config.device` names; "auto" is the CPU. The fake device needs no `model_dir` and never imports torch.
+    """The runner that `config.device` names; "auto" is a GPU where torch sees one, else the CPU. The fake device needs no
+    `model_dir` and never imports torch.
 
-    Raises ConfigError, UnsupportedModelError, WeightsError.
+    Raises ConfigError (for cuda without a GPU one that names the CPU's config), UnsupportedModelError, WeightsError.
     """
     if config.device == "fake":
         from pdmux_ray.engine.fake_runner import FakeRunner
@@ -58,6 +59,28 @@ def build_runner(model_dir: Path | None, config: EngineConfig) -> Runner:
     if model_dir is None:
         raise ConfigError(f"device: {config.device} needs a model directory; only device: fake runs without one")
     limit_spinning()
+    if config.device == "cuda" or (config.device == "auto" and _sees_gpu()):
+        return _build_on_gpu(model_dir, config)
     from pdmux_ray.device.cpu.runner import CpuRunner
 
     return CpuRunner(model_dir, config)
+
+
+def _build_on_gpu(model_dir: Path, config: EngineConfig) -> Runner:
+    if not _sees_gpu():
+        raise ConfigError(
+            "engine.device: cuda needs an NVIDIA GPU, its driver, and a build of torch for CUDA, and torch finds none here. "
+            "configs/cpu-mux.yaml runs on this machine (engine.device: cpu)."
+        )
+    from pdmux_ray.device.cuda.runner import CudaRunner
+
+    return CudaRunner(model_dir, config)
+
+
+def _sees_gpu() -> bool:
+    from pdmux_ray.device.cuda.driver import widen_queues
+
+    widen_queues()  # which has an effect only before torch looks
+    import torch
+
+    return torch.cuda.is_available()
