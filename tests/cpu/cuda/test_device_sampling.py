@@ -30,10 +30,10 @@ def drawn(logits: Tensor, params: list[SamplingParams], numbers: list[float]) ->
     return out.tolist()
 
 
-@pytest.mark.parametrize("vocab", [2000, 9000])
+@pytest.mark.parametrize("vocab", [2000, 4500])
 @pytest.mark.parametrize("params", FILTERS.values(), ids=FILTERS.keys())
 def test_a_row_gets_the_token_that_the_host_draws(params: SamplingParams, vocab: int) -> None:
-    rows = [replace(params, seed=seed) for seed in range(4)]
+    rows = [replace(params, seed=seed) for seed in range(3)]
     logits = logits_of(len(rows), spread=2.0, seed=5, vocab=vocab)
     sequences = [Sequence(p) for p in rows]
     expected = Sampler().sample(logits.clone(), sequences).tokens

@@ -1,0 +1,56 @@
+"""What Triton's compiler makes of the kernels for a Hopper GPU: they compile, fit, and use its matrix instructions."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.cpu
+
+MODELS = ("Llama-3.1-8B",)
+SM_SHARED_BYTES, CTA_RESERVED_BYTES, SM_REGISTERS = 228 * 1024, 1024, 65536  # of a Hopper SM
+
+
+@pytest.fixture(scope="module")
+def launches(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    script = Path(__file__).with_name("compile_kernels.py")
+    env = os.environ | {"TRITON_CACHE_DIR": str(tmp_path_factory.mktemp("triton"))}
+    env["PYTHONPATH"] = str(Path(__file__).parents[3])
+    del env["TRITON_INTERPRET"]
+    done = subprocess.run([sys.executable, script, "90", *MODELS], env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_every_kernel_compiles(launches: list[dict[str, Any]]) -> None:
+    assert {launch["kernel"] for launch in launches} == {
+        *("_rope_kernel", "_share_kernel", "_sum_kernel", "_block_kernel"),
+        *("_rms_norm_kernel", "_silu_mul_kernel", "_greedy_kernel", "_draw_kernel"),
+    }
+
+
+def test_no_kernel_spills_registers(launches: list[dict[str, Any]]) -> None:
+    spilled = {launch["kernel"]: launch["stack"] + launch["local"] for launch in launches}
+    assert {kernel for kernel, size in spilled.items() if size > 32} == set()
+
+
+def test_two_ctas_of_a_decode_share_fit_an_sm(launches: list[dict[str, Any]]) -> None:
+    for share in (launch for launch in launches if launch["kernel"] == "_share_kernel"):
+        assert 2 * (share["shared_bytes"] + CTA_RESERVED_BYTES) <= SM_SHARED_BYTES
+        assert 2 * share["reg"] * share["threads"] <= SM_REGISTERS
+
+
+def test_prefill_uses_warpgroup_matrix_instructions_and_decode_the_smaller_ones(launches: list[dict[str, Any]]) -> None:
+    used = {(launch["kernel"], launch["rows"], *launch["matrix"]) for launch in launches if launch["matrix"]}
+    assert used == {("_block_kernel", 128, "wgmma"), ("_block_kernel", 64, "wgmma"), ("_share_kernel", 16, "mma.sync")}
+
+
+def test_keys_and_values_are_copied_ahead_of_their_use_16_bytes_a_thread(launches: list[dict[str, Any]]) -> None:
+    attention = [launch for launch in launches if launch["kernel"] in ("_block_kernel", "_share_kernel")]
+    assert all(launch["copies_16_bytes"] for launch in attention)
