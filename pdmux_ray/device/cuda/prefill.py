@@ -80,10 +80,11 @@ class PrefillLane:
         self._staged: Event | None = None  # what is in `_staging` has been copied
         self._staging = streams.pinned((0,), torch.uint8)
 
-    def reserve(self, jobs: Iterable[int]) -> None:
-        """Memory for the hidden states of jobs of so many tokens: torch keeps it when it is given back, as it is here, so that
-        opening them asks the driver for none."""
-        _ = [self._hidden(tokens) for tokens in jobs]
+    def reserve(self, batches: Iterable[StepBatch]) -> None:
+        """Room for all of these at once: torch keeps what is given back, as it is here, so that opening jobs asks the driver
+        for none."""
+        for forward in [self.open(batch, None) for batch in batches]:
+            forward.ready.wait()
 
     def _hidden(self, tokens: int) -> Tensor:
         return self._streams.empty((tokens, self._model.hidden), self._dtype)

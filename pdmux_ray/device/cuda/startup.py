@@ -35,6 +35,8 @@ if TYPE_CHECKING:  # it needs pydantic, which a machine that only computes may l
 
 logger = logging.getLogger(__name__)
 
+_TOKEN_BYTES = 64  # of a job's inputs, a token
+
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
@@ -89,15 +91,15 @@ def start(model_dir: Path, config: EngineConfig, model: DecoderConfig, streams: 
     loader = kernels.ops(small, maker.decode_scratch, streams.units)
     weights = load_decoder(model_dir, dtype, loader, config.load, model, streams.device)
     graphs_bytes = maker.rehearse(weights, small, pass_tokens)
-    jobs_tokens = (max(config.max_prefill_tokens, model.context_length), pass_tokens)  # the longest, and one that overtakes it
-    jobs_bytes = sum(jobs_tokens) * model.hidden * dtype.itemsize
+    jobs = (max(pass_tokens, model.context_length), pass_tokens)  # tokens of the longest, and of one that overtakes it
+    jobs_bytes = sum(jobs) * (model.hidden * dtype.itemsize + _TOKEN_BYTES)
     layout = pool_layout(config, model, dtype, streams.free_bytes() - graphs_bytes - jobs_bytes)
     pool = allocate(layout, dtype, streams.device)
     maker.decodes.spare_page = layout.pages - 1
     logger.info("KV pool: %d pages of %d tokens, %.2f GiB", layout.pages, layout.page_size, layout.total_bytes / 2**30)
     decode_decoders, prefill_decoders = maker.decode_decoders(weights, pool), maker.prefill_decoders(weights, pool)
     streams.settle()
-    maker.prefills.reserve(jobs_tokens)
+    maker.prefills.reserve(StepBatch([], _slices(tokens, model.context_length, config.page_size)) for tokens in jobs)
     graphs = DecodeGraphs(streams, maker.decodes, decode_decoders)
     maker.decode_scratch.freeze()
     maker.prefill_scratch.freeze()
@@ -153,14 +155,15 @@ class _Maker:
 
 def _rehearsals(tokens: int, sequences: int, context: int, page_size: int) -> list[StepBatch]:
     """Steps of a prefill lane that bring up every kernel and every buffer: the most tokens, the most sequences, and few."""
-
-    def slices(*counts: int) -> list[PrefillSlice]:
-        return [PrefillSlice(_Nobody(count, page_size), 0, count, True) for count in counts]
-
-    full = [context] * (tokens // context) + ([tokens % context] if tokens % context else [])
     few = min(2, context)
-    mixed = StepBatch([_Nobody(1, page_size)] * min(sequences - 1, tokens - few), slices(few))
-    return [StepBatch([], slices(*full)), mixed, StepBatch([], slices(few)), StepBatch([], slices(1))]
+    mixed = StepBatch([_Nobody(1, page_size)] * min(sequences - 1, tokens - few), _slices(few, context, page_size))
+    return [mixed, *(StepBatch([], _slices(count, context, page_size)) for count in (tokens, few, 1))]
+
+
+def _slices(tokens: int, context: int, page_size: int) -> list[PrefillSlice]:
+    """So many tokens, of sequences as long as the context and one that is shorter."""
+    lengths = [context] * (tokens // context) + ([tokens % context] if tokens % context else [])
+    return [PrefillSlice(_Nobody(length, page_size), 0, length, True) for length in lengths]
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,7 +93,7 @@ def test_a_random_schedule_gives_the_tokens_of_the_cpu(
 ) -> None:
     """Every mode, drawn anew for each step."""
     model_dir = save_tiny("llama", tmp_path_factory.mktemp("llama"))
-    monkeypatch.setattr("pdmux_ray.bench.correctness.REQUESTS", 10)
+    monkeypatch.setattr("pdmux_ray.bench.correctness.REQUESTS", 6)
     facts = ModelFacts(CONTEXT, VOCAB, frozenset({2}))
     config = {"device": "cpu", "dtype": "float32", "mode": "auto", "page_size": PAGE, "kv_cache_gib": 0.002}
     reference = CpuRunner(model_dir, EngineConfig.model_validate(config))
