@@ -11,6 +11,7 @@ from ray import serve
 from ray.serve.schema import LoggingConfig
 
 from pdmux_ray.config import AppConfig, require_profile
+from pdmux_ray.device.gpus import wants_gpu
 from pdmux_ray.errors import ConfigError
 from pdmux_ray.model.source import ModelFiles
 from pdmux_ray.serve.completions import ModelCard
@@ -40,7 +41,9 @@ def build_app(args: AppConfig) -> serve.Application:
     # An instance drains, then Engine.close waits up to stall_timeout_s for the step under way; only then may Serve kill it.
     # A gateway's requests are waited for by Serve itself. (scripts/serve, which ends all of it, waits STOP_GRACE_S.)
     drain_s = min(args.gateway.request_timeout_s, MAX_DRAIN_S)
-    cpus = {"num_cpus": 0 if args.engine.device == "fake" else args.cpus_per_instance}
+    share: dict[str, float] = {"num_cpus": 0 if args.engine.device == "fake" else args.cpus_per_instance}
+    if wants_gpu(args.engine):
+        share["num_gpus"] = 1  # from who asks for none Ray hides them
     template = serve.deployment(
         Instance,
         max_ongoing_requests=MAX_ONGOING_REQUESTS,
@@ -52,7 +55,7 @@ def build_app(args: AppConfig) -> serve.Application:
     )
     secret, instances, neighbours = _secret(args), [], 0
     for group in args.groups:
-        options = {"num_replicas": len(group.roles), "ray_actor_options": cpus | group.ray_actor_options}
+        options = {"num_replicas": len(group.roles), "ray_actor_options": share | group.ray_actor_options}
         deployment = template.options(name=group.name, **options)
         instances.append(deployment.bind(files, args.engine, drain_s, group.roles, neighbours, secret))
         neighbours += len(group.roles)

@@ -30,6 +30,7 @@ import yaml
 
 from pdmux_ray import __version__
 from pdmux_ray.config import AppConfig, load_serve_config, require_profile
+from pdmux_ray.device.gpus import require_gpu
 from pdmux_ray.errors import ConfigError, PdmuxError
 from pdmux_ray.model.source import resolve
 from pdmux_ray.serve import descendants, modes
@@ -117,8 +118,9 @@ def _interrupt(number: int, frame: object) -> None:
 
 
 def make_plan(args: argparse.Namespace, directory: Path) -> Plan:
-    """`args` of `parser()`. Raises ConfigError: the config is wrong, the address cannot be had, or there is no API key."""
+    """`args` of `parser()`. Raises ConfigError: the config is wrong, or there is no GPU, no such address, no API key."""
     document, config = load_serve_config(args.config, args.set)
+    require_gpu(config.engine)
     http = document["http_options"] = document.get("http_options") or {}
     http["host"] = http.get("host") or "127.0.0.1"  # behind HAProxy, Serve's own default would be every interface
     http["port"] = args.port if args.port is not None else 8000 if http.get("port") is None else http["port"]

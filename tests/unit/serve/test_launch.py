@@ -9,9 +9,12 @@ import pytest
 
 from pdmux_ray.bench.server import free_port
 from pdmux_ray.config import GatewayConfig
+from pdmux_ray.device.gpus import has_gpu
 from pdmux_ray.errors import ConfigError
 from pdmux_ray.serve.launch import Plan, make_plan, parser
 from pdmux_ray.serve.modes import environment
+
+CONFIGS = Path(__file__).parents[3] / "configs"
 
 
 def plan(tmp_path: Path, http: str, *arguments: str) -> Plan:
@@ -72,3 +75,10 @@ def test_a_missing_api_key_is_found_before_anything_starts(tmp_path: Path, monke
             plan(tmp_path, "", *arguments)
     monkeypatch.setenv("PDMUX_TEST_NO_SUCH_KEYS", "a, b")
     assert plan(tmp_path, "", *arguments).config.gateway.api_keys_env == "PDMUX_TEST_NO_SUCH_KEYS"
+
+
+@pytest.mark.skipif(has_gpu(), reason="this machine has a GPU")
+def test_a_config_for_a_gpu_is_refused_without_one_and_the_cpus_is_named(tmp_path: Path) -> None:
+    arguments = parser().parse_args([str(CONFIGS / "1gpu-mux.yaml"), "--port", str(free_port())])
+    with pytest.raises(ConfigError, match=r"configs/cpu-mux\.yaml"):
+        make_plan(arguments, tmp_path)
