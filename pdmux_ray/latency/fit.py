@@ -15,6 +15,7 @@ import numpy as np
 from pdmux_ray.errors import PdmuxError
 from pdmux_ray.latency.features import BATCH_KNOTS, MIXED, PREFILL, TOKEN_KNOTS, decode_row, mixed_row, prefill_row
 from pdmux_ray.latency.model import (
+    LEAST_S,
     SIZES_S,
     Contention,
     FittedCosts,
@@ -177,7 +178,7 @@ def _beside(
     """
     ratios: dict[tuple[int, int], list[float]] = defaultdict(list)
     for record in records:
-        expected_s = rest_s(lane, record)
+        expected_s = max(rest_s(lane, record), LEAST_S)  # 0 when all of its time is the launch
         ratios[record.units, record.beside] += [max(took_s - lane.fixed_s, 1e-9) / expected_s for took_s in record.times_s]
     if not ratios:
         return lane
