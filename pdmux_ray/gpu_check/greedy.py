@@ -1,0 +1,127 @@
+"""Greedy answers of a small random model in every mode, by the whole engine: each token is the float32 reference's best one.
+
+In bfloat16 a batch's shape moves a logit by about a hundredth of their spread, so two modes may part where two tokens are
+that close. So what a mode has chosen is compared with the reference's logits after the same tokens, not only mode with mode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pdmux_ray.engine.engine import Engine
+from pdmux_ray.gpu_check.lab import Lab
+from pdmux_ray.gpu_check.models import ModelShape
+from pdmux_ray.gpu_check.report import Limit, Row
+from pdmux_ray.gpu_check.settings import Multiplex
+from pdmux_ray.model.config import DecoderConfig
+from pdmux_ray.model.decoder import Decoder, load_decoder
+from pdmux_ray.model.ops import AttentionBatch
+from pdmux_ray.model.reference_ops import Packed, ReferenceOps
+from pdmux_ray.policy.fake_costs import FakeCosts
+from pdmux_ray.types import Mode, NewRequest, SamplingParams, TokenEvent
+
+BEHIND = Limit(0.1, speed=False)  # the best logit minus that of a chosen token, at worst, in standard deviations of the logits
+PAGE_SIZE = 16
+_STEPS_BETWEEN = 3  # steps that the first half of the requests is ahead, so that prefills meet decodes
+_CHUNKS = 5  # of the longest prompt
+
+Prompts = Sequence[tuple[int, ...]]
+
+
+def greedy(lab: Lab) -> Iterator[Row]:
+    shape, prompts = lab.sizes.small, make_prompts(lab)
+    settings = lab.settings(lab.sizes.kv_gib[0], len(prompts), 2 * max(lab.sizes.prompts), Multiplex(itl_s=1.0))
+    runner = lab.runner(shape, settings, interpreted=True)
+    costs = FakeCosts(units=runner.units, layers=runner.layers)
+    reference = Reference(lab, shape)
+    first: list[tuple[int, ...]] = []
+    for mode in Mode:
+        fixed = mode is not Mode.AUTO
+        multiplex = Multiplex(policy="fixed", block_layers=1) if fixed else settings.multiplex
+        chunk = max(lab.sizes.prompts) // _CHUNKS
+        limits = replace(settings, mode=mode, multiplex=multiplex, chunk_tokens=chunk).limits(
+            shape.context_length, shape.vocab_size
+        )
+        answers: dict[str, list[int]] = {}
+        engine = Engine(runner, limits, partial(_take, answers), costs=None if fixed else costs)
+        found = _run(engine, prompts, lab.sizes.answers, answers)
+        first = first or found
+        same = sum(answer == other for answer, other in zip(found, first, strict=True))
+        worst = max(reference.behind(prompt, answer) for prompt, answer in zip(prompts, found, strict=True))
+        yield BEHIND.row(mode.value, worst, "std", note=f"{same} of {len(found)} answers as in {Mode.PREFILL_FIRST.value}")
+
+
+def make_prompts(lab: Lab) -> Prompts:
+    """Two begin alike, so that the prefix cache has something."""
+    random = np.random.default_rng(0)
+    prompts = [tuple(random.integers(3, lab.sizes.small.vocab_size, length).tolist()) for length in lab.sizes.prompts]
+    longest = max(prompts, key=len)
+    return [*prompts, (*longest[: len(longest) - 1], 3)]
+
+
+def _run(engine: Engine, prompts: Prompts, tokens: int, answers: dict[str, list[int]]) -> list[tuple[int, ...]]:
+    """All answers; the second half of the prompts comes when the first one is at work."""
+    half = (len(prompts) + 1) // 2
+    params = SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True)
+    for index, prompt in enumerate(prompts):
+        if index == half:
+            for _ in range(_STEPS_BETWEEN):
+                engine.step()
+        engine.submit(NewRequest(str(index), prompt, params))
+    while engine.step():
+        pass
+    engine.check_integrity()
+    return [tuple(answers[str(index)]) for index in range(len(prompts))]
+
+
+def _take(answers: dict[str, list[int]], sink: str, events: Sequence[TokenEvent]) -> None:
+    for event in events:
+        if event.error is not None:
+            raise RuntimeError(event.error)
+        if event.token is not None:
+            answers.setdefault(event.request_id, []).append(event.token)
+
+
+class _WideOps(ReferenceOps):
+    """Computes in float32 with weights that were made in another dtype."""
+
+    def pack_linear(self, weight: Tensor, bias: Tensor | None) -> Packed:
+        return weight.float(), None if bias is None else bias.float()
+
+    def embed(self, token_ids: Tensor, table: Tensor) -> Tensor:
+        return super().embed(token_ids, table).float()
+
+
+class Reference:
+    """The same random weights as the runner's, computed with in float32."""
+
+    def __init__(self, lab: Lab, shape: ModelShape) -> None:
+        self._device, self._pages = lab.streams.device, -(-2 * max(lab.sizes.prompts) // PAGE_SIZE) + lab.sizes.answers
+        directory: Path = shape.write(lab.folder / "models")
+        config = DecoderConfig.from_pretrained(directory)
+        pool = torch.zeros(shape.layers, 2, self._pages, shape.kv_heads, PAGE_SIZE, shape.head_dim, device=self._device)
+        self._decoder: Decoder = load_decoder(directory, lab.dtype, _WideOps(pool), "dummy", config, self._device)
+
+    def behind(self, prompt: Sequence[int], answer: Sequence[int]) -> float:
+        """By how much the worst token of the answer misses the best logit, in standard deviations of its row."""
+        with torch.inference_mode():
+            rows = self.logits([*prompt, *answer[:-1]])[len(prompt) - 1 :]
+            chosen = rows.gather(1, torch.tensor(answer, device=self._device)[:, None])[:, 0]
+            return float(((rows.amax(-1) - chosen) / rows.std(-1)).max())
+
+    def logits(self, tokens: Sequence[int]) -> Tensor:
+        """[len(tokens), V]: after each token, in one prefill."""
+        places = torch.arange(len(tokens), device=self._device)
+        counts = torch.tensor([0, len(tokens)], dtype=torch.int32, device=self._device)
+        table = torch.arange(self._pages, dtype=torch.int32, device=self._device)[None]
+        batch = AttentionBatch(places, places.clone(), counts, counts[1:], table)
+        decoder = self._decoder
+        hidden = decoder.embed(torch.tensor(tokens, device=self._device))
+        return decoder.logits(decoder.run_layers(0, decoder.config.layers, hidden, batch))
