@@ -14,6 +14,7 @@ from pdmux_ray.device.cuda.kernels.rms_norm import rms_norm
 from pdmux_ray.device.cuda.kernels.rope_kv import rope_kv
 from pdmux_ray.device.cuda.kernels.silu_mul import silu_mul
 from pdmux_ray.device.cuda.scratch import Scratch
+from pdmux_ray.errors import IntegrityError
 from pdmux_ray.model.ops import AttentionBatch, AttentionSpec, LayerWeights, RunLayers
 
 
@@ -56,10 +57,9 @@ class CudaOps:
 
     def _product(self, rows: int, width: int) -> Tensor:
         """A buffer of its own for few rows, so that the widest product, logits, has no room for a token each."""
-        few = rows <= self._scratch.max_sequences
-        return self._scratch.view(
-            "few products" if few else "products", rows, width, most=self._scratch.max_sequences if few else None
-        )
+        scratch = self._scratch
+        most = scratch.max_sequences if rows <= scratch.max_sequences else scratch.max_tokens
+        return scratch.view("products", rows, width, most=most)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         out = self._scratch.view("normed", *x.shape)
@@ -86,6 +86,8 @@ class CudaOps:
         rope_kv(qkv, batch.slots, angles, cos, sin, spec.q_norm, spec.k_norm, spec.norm_eps, keys, values)
         out = self._scratch.view("attended", len(qkv), spec.heads * spec.head_dim)
         sequences = len(batch.context_lengths)
+        if sequences > self._scratch.max_sequences:
+            raise IntegrityError(f"a step of {sequences} sequences on a lane made for {self._scratch.max_sequences}")
         decodes = sequences if sequences == len(qkv) else batch.decodes
         if decodes:
             self._decode(qkv[:decodes], keys, values, batch, spec, out[:decodes])

@@ -21,7 +21,7 @@ class Scratch:
         """`max_tokens`: of one step of the lane; `max_sequences`: of one step, and rows of logits (None: as many as tokens)."""
         self.device, self.dtype, self.max_tokens = torch.device(device), dtype, max_tokens
         self.max_sequences = max_tokens if max_sequences is None else max_sequences
-        self._buffers: dict[tuple[str, int, torch.dtype], Tensor] = {}
+        self._buffers: dict[tuple[str, int, int, torch.dtype], Tensor] = {}
         self._frozen = False
 
     @property
@@ -29,31 +29,31 @@ class Scratch:
         return sum(buffer.nbytes for buffer in self._buffers.values())
 
     def view(self, name: str, rows: int, width: int, dtype: torch.dtype | None = None, most: int | None = None) -> Tensor:
-        """The first `rows` rows [rows, width] of the buffer of that name, width and dtype (None: the lane's).
+        """The first `rows` rows [rows, width] of the buffer of that name, size and dtype (None: the lane's).
 
         `most`: how many rows the buffer has; None: one for each of `max_tokens`.
         Raises IntegrityError when there are fewer, and when the buffer is new after `freeze`.
         """
-        key = (name, width, dtype or self.dtype)
-        buffer = self._buffers.get(key)
-        if buffer is None:
-            buffer = self._buffers[key] = self._make(key, self.max_tokens if most is None else most)
-        if rows > len(buffer):
+        most = self.max_tokens if most is None else most
+        if rows > most:
             raise IntegrityError(
-                f"a step needs {rows} rows of the scratch buffer {name!r}, which has {len(buffer)}: "
+                f"a step needs {rows} rows of the scratch buffer {name!r}, which has {most}: "
                 "make the lane's Scratch with the tokens and sequences of its longest step"
             )
+        key = (name, most, width, dtype or self.dtype)
+        buffer = self._buffers.get(key)
+        if buffer is None:
+            buffer = self._buffers[key] = self._make(*key)
         return buffer[:rows]
 
     def freeze(self) -> None:
         """Ends the warm-up: from now on a buffer that is not there yet is an error."""
         self._frozen = True
 
-    def _make(self, key: tuple[str, int, torch.dtype], rows: int) -> Tensor:
-        name, width, dtype = key
+    def _make(self, name: str, rows: int, width: int, dtype: torch.dtype) -> Tensor:
         if self._frozen:
             raise IntegrityError(
-                f"the scratch buffer {name!r} ({width} x {dtype}) is asked for only after the warm-up: "
+                f"the scratch buffer {name!r} ({rows} x {width}, {dtype}) is asked for only after the warm-up: "
                 "run every operation of a step once before freeze()"
             )
         return torch.empty((rows, width), dtype=dtype, device=self.device)

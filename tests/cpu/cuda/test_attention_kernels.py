@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -39,8 +40,8 @@ SHAPES = {
 class Stale(Scratch):
     """Its buffers begin with what must not be read."""
 
-    def _make(self, key: tuple[str, int, torch.dtype], rows: int) -> Tensor:
-        return super()._make(key, rows).fill_(torch.nan)
+    def _make(self, *size: Any) -> Tensor:
+        return super()._make(*size).fill_(torch.nan)
 
 
 def ops_of(sms: int, tokens: int = 256) -> Callable[[Tensor], CudaOps]:

@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from pdmux_ray.device.cuda.ops import CudaOps
 from pdmux_ray.device.cuda.scratch import Scratch
+from pdmux_ray.errors import IntegrityError
 from pdmux_ray.model.decoder import Decoder
 from pdmux_ray.model.ops import AttentionBatch
 from pdmux_ray.model.reference_ops import ReferenceOps
@@ -140,6 +141,13 @@ def test_logits_have_room_for_the_sequences_of_a_step_and_not_for_its_tokens() -
     ops = CudaOps(torch.zeros(1, 2, 1, 1, 16, 16), scratch, SMS)
     ops.linear(noise(2, 8, dtype=torch.float16), ops.pack_linear(noise(500, 8, dtype=torch.float16), None))
     assert scratch.allocated_bytes == 2 * 500 * 2
+
+
+def test_a_step_of_more_sequences_than_the_lane_was_made_for_is_an_error() -> None:
+    case = Shape(4, 2, 16, (2, 3), (20, 9)).case(torch.float32)
+    ops = CudaOps(case.pool, Scratch("cpu", torch.float32, 16, max_sequences=1), SMS)
+    with pytest.raises(IntegrityError, match="2 sequences on a lane made for 1"):
+        ops.qkv_to_attention(0, case.qkv, case.batch, case.spec)
 
 
 def test_two_lanes_of_one_pool_do_not_share_results() -> None:

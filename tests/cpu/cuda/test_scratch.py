@@ -18,11 +18,12 @@ def test_a_buffer_keeps_its_address_whatever_is_asked_of_it() -> None:
     assert {scratch.view("a", rows, 8).data_ptr() for rows in (1, 10, 2)} == {first.data_ptr()}
 
 
-def test_names_widths_and_dtypes_have_buffers_of_their_own() -> None:
+def test_names_sizes_and_dtypes_have_buffers_of_their_own() -> None:
     scratch = Scratch("cpu", torch.float16, max_tokens=10)
     views = [scratch.view("a", 3, 8), scratch.view("b", 3, 8), scratch.view("a", 3, 9), scratch.view("a", 3, 8, torch.float32)]
-    assert len({view.data_ptr() for view in views}) == 4
-    assert scratch.allocated_bytes == 10 * (8 * 2 + 8 * 2 + 9 * 2 + 8 * 4)
+    views.append(scratch.view("a", 3, 8, most=4))
+    assert len({view.data_ptr() for view in views}) == 5
+    assert scratch.allocated_bytes == 10 * (8 * 2 + 8 * 2 + 9 * 2 + 8 * 4) + 4 * 8 * 2
 
 
 def test_a_longer_step_than_the_lane_was_made_for_is_an_error_that_says_so() -> None:
@@ -38,5 +39,5 @@ def test_after_the_warm_up_a_new_buffer_is_an_error_that_names_it() -> None:
     scratch.view("a", 1, 8)
     scratch.freeze()
     scratch.view("a", 10, 8)
-    with pytest.raises(IntegrityError, match=r"'a'.*9 x torch.float16.*before freeze"):
+    with pytest.raises(IntegrityError, match=r"'a' \(10 x 9, torch.float16\).*before freeze"):
         scratch.view("a", 1, 9)
