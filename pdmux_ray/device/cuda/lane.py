@@ -174,8 +174,8 @@ class DecodeLane:
             output = self._answers.read(burst.step, burst.sequences, burst.hosted)
         except BaseException:
             self._burst = None
-            with suppress(Exception):  # nothing of the burst is written from now on
-                for event in burst.events:
+            for event in burst.events:  # nothing of the burst is written from now on
+                with suppress(Exception):
                     event.wait()
             raise
         burst.step += 1

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from recorded import PAGE, REFERENCE, recorded_runner, settings
 from test_runner import DRAWN, GREEDY, Sequence, alone, prompt, run, whole
 from tiny_models import save_tiny
@@ -155,6 +156,20 @@ def test_a_burst_beyond_the_context_or_the_pages_of_a_request_touches_nobody_els
     assert other.tokens[6:] == expected
 
 
+def test_a_burst_that_fails_has_ended_and_the_next_one_works(model_dir: Path, cpu: CpuRunner) -> None:
+    runner, _ = recorded_runner(model_dir)
+    bad, good = Sequence([5, 10**6], [1]), Sequence(prompt(6, 9), [2, 3, 4, 5])
+    expected = alone(cpu, good, 4)
+    run(runner, [], whole(good))
+    runner.launch(StepBatch([bad], [], 3), split=HALVES)
+    with pytest.raises(IndexError):
+        runner.collect()
+    with pytest.raises(RuntimeError, match="without a launched step"):
+        runner.collect()
+    burst(runner, [good], 3, HALVES)
+    assert good.tokens[9:] == expected
+
+
 def test_a_step_given_up_returns_nothing_and_the_next_one_works(model_dir: Path, cpu: CpuRunner) -> None:
     runner, _ = recorded_runner(model_dir)
     sequence = Sequence(prompt(5, 12), [1, 2, 3, 4, 5])
@@ -213,6 +228,8 @@ def test_what_a_lane_cannot_do_is_refused_with_a_reason(model_dir: Path) -> None
     sequence = Sequence(prompt(9, 9), [1, 2, 3])
     with pytest.raises(ValueError, match="decodes only"):
         runner.launch(StepBatch([], [whole(sequence)]), split=HALVES)
+    with pytest.raises(ValueError, match="a step with prefills is a single one"):
+        runner.launch(StepBatch([], [whole(sequence)], 2))
     with pytest.raises(ValueError, match="no decode lane has 3 units; there are lanes of 2, 4, 6, 8"):
         runner.launch(StepBatch([sequence], []), split=Split(5, 3))
     with pytest.raises(ValueError, match="a burst of 4 steps: it may have 1 to 3"):
@@ -301,6 +318,13 @@ def test_auto_is_the_cpu_where_there_is_no_gpu(model_dir: Path) -> None:
     runner = build_runner(model_dir, settings(device="auto"))
     assert isinstance(runner, CpuRunner)
     runner.close()
+
+
+def test_a_device_without_a_gpu_computes_in_float32_unless_it_is_told(model_dir: Path) -> None:
+    runner, _ = recorded_runner(model_dir, dtype="auto")
+    assert runner.dtype is torch.float32
+    runner, _ = recorded_runner(model_dir, dtype="float16")
+    assert runner.dtype is torch.float16
 
 
 def test_float16_is_for_gpus(model_dir: Path) -> None:
