@@ -115,16 +115,23 @@ def _config_check(args: argparse.Namespace) -> int:
 
 def _resolved(config: AppConfig) -> dict[str, str]:
     """What "auto" and null become, as far as that shows without loading torch or a model."""
+    from pdmux_ray.config import CPU_KV_CACHE_GIB
     from pdmux_ray.device.cpu.cores import usable_cores
+    from pdmux_ray.device.gpus import wants_gpu
 
     engine, found = config.engine, {}
+    on_gpu = wants_gpu(engine)
     if config.served_model_name is None:
         found["served_model_name"] = config.model_name
     if engine.device == "auto":
-        found["engine.device"] = "cpu"
+        found["engine.device"] = "cuda" if on_gpu else "cpu"
     if engine.device != "fake" and engine.dtype == "auto":
-        found["engine.dtype"] = "bfloat16 where the processor computes it natively, else float32"
-    if engine.device != "fake" and engine.threads is None:
+        least = "float16" if on_gpu else "float32"
+        found["engine.dtype"] = f"bfloat16 where the {'GPU' if on_gpu else 'processor'} computes it natively, else {least}"
+    if engine.device != "fake" and engine.kv_cache_gib is None:
+        share = f"{engine.cuda.kv_share:.0%} of what is left of the GPU's memory"
+        found["engine.kv_cache_gib"] = share if on_gpu else f"{CPU_KV_CACHE_GIB:g}"
+    if engine.device != "fake" and not on_gpu and engine.threads is None:
         found["engine.threads"] = f"{usable_cores()} on this machine"
     if engine.context_length is None:
         found["engine.context_length"] = "what the model states"

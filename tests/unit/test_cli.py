@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from pdmux_ray import __version__, cli
+from pdmux_ray.device.gpus import has_gpu
 from pdmux_ray.types import SamplingParams
 
 ROOT = Path(__file__).parents[2]
@@ -40,8 +41,16 @@ def test_what_is_left_to_the_machine_is_shown_as_what_it_becomes(tmp_path: Path,
     assert cli.main(["config", "check", str(config_of(tmp_path, f"{{model: {model}}}"))]) == 0
     shown = capsys.readouterr().out
     assert "hub id" not in shown
-    for line in ("# served_model_name: small\n", "# engine.device: cpu\n", "# engine.threads: "):
+    device = "cuda" if has_gpu() else "cpu"
+    for line in ("# served_model_name: small\n", f"# engine.device: {device}\n", "# engine.kv_cache_gib: "):
         assert line in shown
+
+
+def test_of_a_config_for_a_gpu_no_threads_are_told_and_a_share_of_its_memory_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["config", "check", str(ROOT / "configs" / "1gpu-mux.yaml")]) == 0
+    shown = capsys.readouterr().out
+    assert "# engine.kv_cache_gib: 90% of what is left of the GPU's memory\n" in shown
+    assert "# engine.threads" not in shown
 
 
 def test_a_wrong_config_is_an_error_that_names_the_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
