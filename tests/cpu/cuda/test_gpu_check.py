@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -109,6 +110,24 @@ def test_a_check_that_there_is_not_is_named_with_those_that_there_are(tmp_path: 
     done = subprocess.run(command(tmp_path, "--device", "recording", "--only", "spede"), capture_output=True, text=True)
     assert done.returncode == 2
     assert "no check is named spede; there are machine, levels" in done.stderr
+
+
+COMPILE = """
+from triton import compile
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from pdmux_ray.device.cuda.kernels.which_sm import _note
+
+made = compile(ASTSource(fn=_note, signature={"out": "*i32"}, constexprs={}), target=GPUTarget("cuda", 90, 32))
+print(made.asm["ptx"])
+"""
+
+
+def test_the_kernel_that_tells_its_sm_reads_the_hardwares_register() -> None:
+    env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", COMPILE], capture_output=True, text=True, env=env)
+    assert done.returncode == 0, done.stderr
+    assert "%smid" in done.stdout
 
 
 def lab(directory: Path, **faults: Any) -> Any:
