@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pdmux_ray.device.cuda.prefill import Forward
+from pdmux_ray.device.cuda.probe import probe
 from pdmux_ray.device.cuda.startup import Kernels, Parts, start, triton_kernels
 from pdmux_ray.device.cuda.streams import CudaStreams, Event, Stream, Streams
 from pdmux_ray.engine.runner import GiveUp, PrefillSlice, StepBatch, StepOutput, never
@@ -201,8 +202,6 @@ class CudaRunner:
 
     def probe(self, levels: Sequence[int]) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """(bytes a second, floating point operations a second) of lanes of so many SMs; while nothing is in flight."""
-        from pdmux_ray.device.cuda.probe import probe
-
         return probe(self._streams, levels, self.dtype)
 
     def close(self) -> None:
