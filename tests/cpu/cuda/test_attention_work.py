@@ -42,7 +42,7 @@ def test_a_prefill_block_holds_what_its_warps_can_accumulate() -> None:
     assert rows_a_block(8192, 32, 256, 132) == 64
 
 
-def test_the_grid_of_a_replayed_step_does_not_depend_on_contexts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_decode_step_is_cut_into_its_shares_whatever_its_contexts_are(monkeypatch: pytest.MonkeyPatch) -> None:
     grids: list[tuple[int, ...]] = []
     set_grid_dim = interpreter.InterpreterBuilder.set_grid_dim
 
@@ -52,9 +52,9 @@ def test_the_grid_of_a_replayed_step_does_not_depend_on_contexts(monkeypatch: py
 
     monkeypatch.setattr(interpreter.InterpreterBuilder, "set_grid_dim", noted)
     seen = []
-    for contexts in ((150, 150), (150, 3), (1, 145)):
-        Shape(4, 2, 16, (1, 1), contexts).case(torch.float32).run(ops_of(8))
+    for contexts in ((300, 300), (300, 3), (1, 290)):
+        Shape(4, 2, 16, (1, 1), contexts).case(torch.float32).run(ops_of(20))
         seen.append(tuple(grids))
         grids.clear()
     assert len(set(seen)) == 1
-    assert seen[0] != ()
+    assert (shares_for(20, kv_heads=2, batch=2, longest=304), 2, 1) in seen[0]

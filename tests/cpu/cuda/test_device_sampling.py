@@ -71,6 +71,16 @@ def test_a_token_is_where_its_number_falls_in_the_kept_mass(
     assert before - 1e-5 <= number <= before + expected[token] + 1e-5  # float32 sums
 
 
+@pytest.mark.parametrize("beyond", [-1e-4, 1e-4, 1e-2])
+def test_without_a_filter_the_best_candidates_come_first_and_then_the_others_by_id(beyond: float) -> None:
+    logits = logits_of(1, vocab=700)
+    best = np.argsort(-logits[0].numpy(), kind="stable")
+    order = np.concatenate([best[:CANDIDATES], np.sort(best[CANDIDATES:])])
+    mass = torch.softmax(logits[0].double(), 0).numpy()[order].cumsum()
+    number = float(mass[CANDIDATES - 1]) + beyond * float(1 - mass[CANDIDATES - 1])
+    assert drawn(logits, [HOT], [number]) == [order[np.searchsorted(mass, number, side="right")]]
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("vocab", [1, 97, 4096, 9001])
 def test_greedy_takes_the_first_best_token(vocab: int, dtype: torch.dtype) -> None:
