@@ -13,10 +13,11 @@ from pdmux_ray.bench.correctness import CONTEXT, KINDS, ROOMY, Answers, Bench
 from pdmux_ray.config import EngineConfig
 from pdmux_ray.device.cpu.runner import CpuRunner
 from pdmux_ray.types import ModelFacts
+from tests.examples import tried
 
 pytestmark = pytest.mark.cpu
 
-SCHEDULES = 12  # of each kind
+SCHEDULES = tried(24)  # of each kind
 MODELS = {"llama": True, "qwen3, windows, dynamic rope": False}  # -> whether prefixes are shareable
 
 
