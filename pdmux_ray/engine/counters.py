@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from kv_transfer.api import LossReason
+from pdmux_ray.engine.runner import LaneRunner, Runner
 from pdmux_ray.policy.decisions import AdmitReason, BurstReason, FetchReason, ModeReason, StepReason
 from pdmux_ray.types import FinishReason, Mode
 
@@ -93,3 +94,15 @@ class Counters:
             return _MIN_RETRY_S
         per_s = later / max(last - first, self.queued_s - last)
         return min(max(waiting / per_s, _MIN_RETRY_S), _MAX_RETRY_S)
+
+
+def unit_figures(runner: Runner) -> dict[str, int | dict[str, int]]:
+    """What a device with lanes has to share out, in all and at each split, as it is exported; of another device nothing."""
+    if not isinstance(runner, LaneRunner):
+        return {}
+    splits = {f"{split.prefill_units}/{split.decode_units}": split for split in runner.splits}
+    return {
+        "pdmux_units": runner.units,
+        "pdmux_prefill_units": {name: split.prefill_units for name, split in splits.items()},
+        "pdmux_decode_units": {name: split.decode_units for name, split in splits.items()},
+    }

@@ -220,10 +220,15 @@ _BY = {
     "pdmux_exports_total": "reason",
     "pdmux_kv_unsent_total": "reason",
     "pdmux_kv_fenced_total": "reason",
+    "pdmux_prefill_units": "split",
+    "pdmux_decode_units": "split",
     "pdmux_prediction_factor": "kind",
     "pdmux_bound_factor": "kind",
 }
 _GAUGES = {
+    "pdmux_units": "Cores, or streaming multiprocessors, of a device with lanes.",
+    "pdmux_prefill_units": "What the prefill lane has of them, as the device made it, by split (prefill/decode).",
+    "pdmux_decode_units": "What the decode lane has, likewise.",
     "pdmux_kv_peers": "Instances that this one is linked to, so that KV can go between them.",
     "pdmux_drifting_cells": "Kinds of work whose times have moved away from the profile: at 0 it fits.",
     "pdmux_correction_factor": "Measured over predicted by the profile, of the kind of work furthest from it.",

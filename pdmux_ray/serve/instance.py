@@ -19,6 +19,7 @@ from pdmux_ray.clock import WallClock
 from pdmux_ray.config import EngineConfig
 from pdmux_ray.device.base import build_runner, limit_spinning
 from pdmux_ray.device.cpu.cores import own_cores
+from pdmux_ray.engine.counters import unit_figures
 from pdmux_ray.engine.engine import Engine
 from pdmux_ray.engine.limits import EngineLimits, resolve_limits
 from pdmux_ray.engine.runner import LaneRunner, Runner
@@ -76,7 +77,7 @@ class Instance:
             self._peers = await asyncio.to_thread(open_peers, who, runner, facts, config.transfer)
         port = self._peers.port if self._peers else None
         self._engine = Engine(runner, limits, self._publish, self._clock, costs=self._costs, port=port)
-        self._device = _device(config, runner)
+        self._device, self._units = _device(config, runner), unit_figures(runner)
         log.info("Instance %s: %s", self._id, _resolved(config, runner, self._engine.limits))
         _favour_the_step_loop()
         self._switchboard = Switchboard(self)
@@ -136,7 +137,7 @@ class Instance:
     def figures(self) -> wire.Figures:
         predicted = self._costs.figures().exported() if self._costs else {}
         moved = self._peers.figures() if self._peers else {}
-        return {**self._engine.counters.figures(), **predicted, **moved}
+        return {**self._engine.counters.figures(), **self._units, **predicted, **moved}
 
     def timeline(self, first: int, seconds: float) -> wire.TimelinePage:
         ring, now_s = self._engine.timeline, self._clock.now()

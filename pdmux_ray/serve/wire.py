@@ -9,8 +9,8 @@ submission  `{"left_s": seconds until the deadline, "prefill": [instance ids to 
             generated are the tokens that another instance has made, or null. Seconds left, because the two ends' clocks have
             nothing in common.
 standing    `[role, [instance ids that KV can be had from now]]`
-figures     `engine.counters.Counters.figures()`; `latency.correction.Figures.exported()` where a profile is used, and
-            `serve.peers.Peers.figures()` where there is a topology
+figures     `engine.counters.Counters.figures()` and `unit_figures()`; `latency.correction.Figures.exported()` where a profile
+            is used, and `serve.peers.Peers.figures()` where there is a topology
 refusal     `(class name, message, attributes)` of the error
 timeline    `{"now_s": the engine's clock, "units": of its device, "records": of `engine.timeline`, a page of them,
             "more": whether there are others after them}`

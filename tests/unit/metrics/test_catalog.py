@@ -3,7 +3,9 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from pdmux_ray.engine.counters import Counters
+from pdmux_ray.clock import VirtualClock
+from pdmux_ray.engine.counters import Counters, unit_figures
+from pdmux_ray.engine.fake_runner import FakeRunner
 from pdmux_ray.latency.correction import Figures
 from pdmux_ray.metrics.catalog import TOKEN_BUCKETS_S, GatewayMetrics, LatencyHistogram
 from pdmux_ray.policy.decisions import RouteChoice, RouteReason, StepReason
@@ -43,6 +45,18 @@ def test_drift_and_modes_are_exported_of_the_instances_that_have_them() -> None:
         'pdmux_exceeded_bounds_total{gateway="g",instance="one"} 9.0',
         'pdmux_predicted_times_total{gateway="g",instance="one"} 900.0',
         'pdmux_prediction_factor{gateway="g",instance="one",kind="decode"} 1.1',
+    ]
+
+
+def test_the_units_that_lanes_really_have_are_exported_by_split() -> None:
+    device = FakeRunner(pages=4, page_size=4, step_s=0.1, prefill_s_per_token=0.0, clock=VirtualClock(), layers=2, units=3)
+    lines = GatewayMetrics("g", dict, lambda: {"one": unit_figures(device)}).exposition().decode().splitlines()
+    assert [line for line in lines if line.startswith(("pdmux_units", "pdmux_prefill_units", "pdmux_decode_units"))] == [
+        'pdmux_units{gateway="g",instance="one"} 3.0',
+        'pdmux_prefill_units{gateway="g",instance="one",split="2/1"} 2.0',
+        'pdmux_prefill_units{gateway="g",instance="one",split="1/2"} 1.0',
+        'pdmux_decode_units{gateway="g",instance="one",split="2/1"} 1.0',
+        'pdmux_decode_units{gateway="g",instance="one",split="1/2"} 2.0',
     ]
 
 
