@@ -8,7 +8,7 @@ tensor-parallel degrees moves head ranges without gathering.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,3 +36,7 @@ class KVLayout:
     @property
     def total_bytes(self) -> int:
         return self.layers * 2 * self.pages * self.page_bytes
+
+    def filling(self, total_bytes: float) -> KVLayout:
+        """The same with as many pages as fit into so many bytes; maybe none."""
+        return replace(self, pages=int(total_bytes / (self.layers * 2 * self.page_bytes)))

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pdmux_ray import __version__
-from pdmux_ray.bench.cli import add_bench, add_timeline, with_action
+from pdmux_ray.bench.cli import add_bench, add_simulate, add_timeline, with_action
 from pdmux_ray.errors import ConfigError, PdmuxError
 from pdmux_ray.gpu_check.command import add_gpu_check
 from pdmux_ray.latency.command import add_profile
@@ -59,6 +59,7 @@ def parser() -> argparse.ArgumentParser:
     add_bench(commands.add_parser("bench", help="offer load to servers, and tell their latencies and goodput"))
     add_timeline(commands.add_parser("timeline", help="what a server's lanes did lately: a trace, a picture"))
     add_profile(commands.add_parser("profile", help="measure how long steps take here, for policies that predict"))
+    add_simulate(commands.add_parser("simulate", help="latencies and goodput of a config, on a device that is not at hand"))
     add_role(commands.add_parser("role", help="list the instances of a running server, or give one another role"))
     add_gpu_check(commands.add_parser("gpu-check", help="check and measure the CUDA device on the GPU at hand"))
     config = commands.add_parser("config", help="look at config files").add_subparsers(required=True, metavar="ACTION")

@@ -1,9 +1,11 @@
-"""`pdmux bench` and `pdmux timeline`: the command line. Light to import; what a command needs is imported when it runs.
+"""`pdmux bench`, `pdmux timeline` and `pdmux simulate`: the command line. Light to import; what a command needs is imported
+when it runs.
 
 pdmux bench URL --workload sharegpt --rates 1,2,4 --slo ttft=0.5,itl=50ms --out DIR
 pdmux bench compare A B … --workload … --out DIR       A, B: name=URL, or name=DIR of a finished run
 pdmux bench report DIR
 pdmux timeline URL --out FILE --picture FILE
+pdmux simulate CONFIG --workload sharegpt --rates 1,2,4 --slo ttft=0.5,itl=50ms --out DIR
 """
 
 from __future__ import annotations
@@ -70,22 +72,77 @@ def add_timeline(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=_timeline)
 
 
+def add_simulate(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Tells latencies and goodput of a configuration on a virtual clock, on a device that was profiled or that others have "
+        "measured; docs/simulate.md."
+    )
+    parser.add_argument("config", type=Path, metavar="CONFIG", help="a Serve config file, as scripts/serve takes it")
+    text = "another value for one of its keys, such as engine.mode=chunked; may be repeated"
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help=text)
+    _add_out(parser)
+    load, workload = parser.add_argument_group("load"), parser.add_argument_group("workload")
+    levels, source = load.add_mutually_exclusive_group(), workload.add_mutually_exclusive_group()
+    _add_rates(levels)
+    text = "with --trace, instead of rates: so many times as often as its requests came; default 1"
+    levels.add_argument("--scale-rate", type=_list_of(_positive), metavar="F,F,…", help=text)
+    _add_amount(load)
+    _add_source(source)
+    source.add_argument(
+        "--trace", metavar="T", help="mooncake:FILE or azure:FILE, whose requests come at the trace's own times"
+    )
+    _add_lengths(workload)
+    _add_goal(parser.add_argument_group("goal"))
+    _add_simulated(parser.add_argument_group("device"))
+    parser.set_defaults(run=_simulate, concurrency=None, search=None, endpoint="completions")
+
+
+def _add_simulated(group: argparse._ArgumentGroup) -> None:
+    device = group.add_mutually_exclusive_group()
+    text = "what `pdmux profile` wrote; default: engine.multiplex.profile of CONFIG"
+    device.add_argument("--profile", type=Path, metavar="FILE", help=text)
+    device.add_argument("--gpu", choices=("H200", "H100", "A100"), help="one that was measured by others, instead of a profile")
+    text = "with --gpu; default llama-8b"
+    group.add_argument("--model-shape", choices=("llama-8b", "codellama-34b"), default="llama-8b", help=text)
+    text = "of step times about their prediction, as the deviation of their log; default: what the profile found, on a GPU 0.03"
+    group.add_argument("--spread", type=_share, metavar="X", help=text)
+    text = "how many times as long steps take as predicted: a number, or decode=X,prefill=X,mixed=X; default 1"
+    group.add_argument("--slower", default="1", metavar="X", help=text)
+    text = "seconds that a message between gateway and instance takes; default 0.0005"
+    group.add_argument("--line", type=_share, default=0.0005, metavar="S", help=text)
+    text = "bytes a second between two instances; default: the GPU's, with a profile gateway.routing.bandwidth of CONFIG"
+    group.add_argument("--bandwidth", type=_positive, metavar="B", help=text)
+
+
 def add_load(parser: argparse.ArgumentParser) -> None:
-    """What every command that offers load takes."""
+    """What every command that offers load to servers takes."""
+    _add_out(parser)
+    _add_load(parser.add_argument_group("load"))
+    workload = parser.add_argument_group("workload")
+    _add_source(workload)
+    _add_lengths(workload)
+    goal = parser.add_argument_group("goal")
+    _add_goal(goal)
+    text = "that serve together: goodput is per device; default 1"
+    goal.add_argument("--devices", type=_count, default=1, metavar="N", help=text)
+    _add_server(parser.add_argument_group("server"))
+
+
+def _add_out(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out", type=Path, required=True, metavar="DIR", help="where summary.json, requests.jsonl and report.html go"
     )
     parser.add_argument("--force", action="store_true", help="replace the results that DIR has")
-    _add_load(parser.add_argument_group("load"))
-    _add_workload(parser.add_argument_group("workload"))
-    _add_goal(parser.add_argument_group("goal"))
-    _add_server(parser.add_argument_group("server"))
+
+
+def _add_rates(levels: argparse._ActionsContainer) -> None:
+    text = "requests a second, sent on time whatever the server does"
+    levels.add_argument("--rates", type=_list_of(_positive), metavar="R,R,…", help=text)
 
 
 def _add_load(group: argparse._ArgumentGroup) -> None:
-    levels, amount = group.add_mutually_exclusive_group(), group.add_mutually_exclusive_group()
-    text = "requests a second, sent on time whatever the server does"
-    levels.add_argument("--rates", type=_list_of(_positive), metavar="R,R,…", help=text)
+    levels = group.add_mutually_exclusive_group()
+    _add_rates(levels)
     levels.add_argument(
         "--search", type=_range_of(_positive), metavar="LOW:HIGH", help="find the highest rate that holds the attainment"
     )
@@ -93,6 +150,11 @@ def _add_load(group: argparse._ArgumentGroup) -> None:
     levels.add_argument("--concurrency", type=_list_of(_count), metavar="N,N,…", help=text)
     text = "of a search: how near the last rate that held and the first that did not must be; default 0.1"
     group.add_argument("--tolerance", type=_positive, default=0.1, metavar="X", help=text)
+    _add_amount(group)
+
+
+def _add_amount(group: argparse._ArgumentGroup) -> None:
+    amount = group.add_mutually_exclusive_group()
     amount.add_argument("--requests", type=_count, metavar="N", help="of each run")
     amount.add_argument("--duration", type=_positive, metavar="S", help="seconds of arrivals of each run; default 60")
     text = "requests sent first in each run that no figure counts; default 0"
@@ -105,9 +167,12 @@ def _add_load(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--seed", type=_natural, default=0, metavar="N", help=text)
 
 
-def _add_workload(group: argparse._ArgumentGroup) -> None:
+def _add_source(group: argparse._ActionsContainer) -> None:
     text = "sharegpt, loogle, openthoughts, tool-agent, mooncake:FILE, azure:FILE, prompts:FILE, fixed:IN,OUT"
     group.add_argument("--workload", metavar="W", help=text)
+
+
+def _add_lengths(group: argparse._ArgumentGroup) -> None:
     text = "divide the workload's lengths, for a small model"
     group.add_argument("--scale-lengths", type=_positive, default=1.0, metavar="D", help=text)
     group.add_argument("--max-context", type=_count, metavar="N", help="cap prompt and output together")
@@ -119,8 +184,6 @@ def _add_goal(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--slo", metavar="SLO", help=SLO_HELP)
     text = "share of requests that must be good; default 0.9"
     group.add_argument("--attainment", type=_fraction, default=0.9, metavar="X", help=text)
-    text = "that serve together: goodput is per device; default 1"
-    group.add_argument("--devices", type=_count, default=1, metavar="N", help=text)
 
 
 def _add_server(group: argparse._ArgumentGroup) -> None:
@@ -159,6 +222,12 @@ def _timeline(args: argparse.Namespace) -> int:
     return timeline(args)
 
 
+def _simulate(args: argparse.Namespace) -> int:
+    with _extra("simulate"):
+        from pdmux_ray.bench.simulate import simulate
+    return simulate(args)
+
+
 @contextmanager
 def _extra(command: str = "bench") -> Iterator[None]:
     """Says which extra has a package that is missing."""
@@ -170,6 +239,10 @@ def _extra(command: str = "bench") -> Iterator[None]:
 
 def _positive(text: str) -> float:
     return _number(text, float, lambda value: 1 / MOST <= value <= MOST, f"a number over 0, at most {MOST:g}")
+
+
+def _share(text: str) -> float:
+    return _number(text, float, lambda value: 0 <= value <= 1, "a number from 0 to 1")
 
 
 def _fraction(text: str) -> float:

@@ -51,9 +51,8 @@ class Identified(Protocol):
 
 def identify(model_dir: Path, runner: Identified) -> Identity:
     """Of this runner on this machine. A runner of a GPU has the GPU's name as `processor`, and "cuda" as `device`."""
-    config_json = (model_dir / "config.json").read_bytes()
     return Identity(
-        model=f"{model_dir.resolve().name}, config {hashlib.sha256(config_json).hexdigest()[:12]}",
+        model=model_name(model_dir),
         device=getattr(runner, "processor", None) or processor(),
         units=runner.units,
         dtype=str(runner.dtype).removeprefix("torch."),
@@ -63,6 +62,12 @@ def identify(model_dir: Path, runner: Identified) -> Identity:
         kernels=f"{runner.kernels}, {_hash_of_kernels(getattr(runner, 'device', 'cpu'))}",
         settings=runner.settings,
     )
+
+
+def model_name(model_dir: Path) -> str:
+    """As an identity has it."""
+    config_json = (model_dir / "config.json").read_bytes()
+    return f"{model_dir.resolve().name}, config {hashlib.sha256(config_json).hexdigest()[:12]}"
 
 
 def check(found: Identity, wanted: Identity, where: str, way_out: str = MEASURE) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from pdmux_ray.errors import ConfigError, UnsupportedModelError
-from pdmux_ray.model.context import context_length
+from pdmux_ray.model.context import context_length, head_dim
 from pdmux_ray.model.rope import RopeSpec
 
 ARCHITECTURES = {
@@ -71,7 +71,7 @@ class DecoderConfig:
             hidden=hf.hidden_size,
             heads=hf.num_attention_heads,
             kv_heads=hf.num_key_value_heads,
-            head_dim=_head_dim(hf),
+            head_dim=head_dim(hf),
             intermediate=hf.intermediate_size,
             vocab_size=hf.vocab_size,
             context_length=context_length(hf),
@@ -128,8 +128,8 @@ def _require_supported_options(hf: Any, raw: dict[str, Any]) -> None:
         problems.append("RoPE parameters that differ between layers" if nested else f"RoPE type {kind!r}")
     if rope.get("partial_rotary_factor", 1.0) != 1.0:
         problems.append(f"partial rotary embedding (factor {rope['partial_rotary_factor']})")
-    if _head_dim(hf) % 2:
-        problems.append(f"an odd head_dim ({_head_dim(hf)})")
+    if head_dim(hf) % 2:
+        problems.append(f"an odd head_dim ({head_dim(hf)})")
     if hf.num_attention_heads % hf.num_key_value_heads:
         problems.append(f"{hf.num_attention_heads} query heads that {hf.num_key_value_heads} key-value heads do not divide")
     types = raw.get("layer_types") or []
@@ -146,10 +146,6 @@ def _require_supported_options(hf: Any, raw: dict[str, Any]) -> None:
         raise UnsupportedModelError(f"the model's config asks for what is not supported: {'; '.join(problems)}. {SUPPORTED}")
 
 
-def _head_dim(hf: Any) -> int:
-    return int(getattr(hf, "head_dim", None) or hf.hidden_size // hf.num_attention_heads)
-
-
 def _windows(hf: Any, family: str) -> tuple[int | None, ...]:
     if family == "llama":
         return (None,) * int(hf.num_hidden_layers)
@@ -163,7 +159,7 @@ def _rope_spec(hf: Any) -> RopeSpec:
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     rope = hf.rope_parameters
-    kind, theta, dim = rope["rope_type"], float(rope["rope_theta"]), _head_dim(hf)
+    kind, theta, dim = rope["rope_type"], float(rope["rope_theta"]), head_dim(hf)
     if kind in ("default", "dynamic"):  # dynamic: up to max_position_embeddings
         inv_freq, attention_factor = 1.0 / (theta ** (torch.arange(0, dim, 2).float() / dim)), 1.0
     else:

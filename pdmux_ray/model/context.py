@@ -19,3 +19,8 @@ def context_length(hf: Any) -> int:
 def prefixes_are_shareable(hf: Any) -> bool:
     """False for dynamic RoPE scaling: KV then depends on the length of the whole prompt, not on the tokens alone (rope.py)."""
     return (getattr(hf, "rope_parameters", None) or {}).get("rope_type") != "dynamic"
+
+
+def head_dim(hf: Any) -> int:
+    """Elements of a head; what a config leaves out, the hidden size has."""
+    return int(getattr(hf, "head_dim", None) or hf.hidden_size // hf.num_attention_heads)

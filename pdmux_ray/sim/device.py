@@ -14,15 +14,25 @@ from pdmux_ray.types import Split
 
 
 @dataclass(frozen=True, slots=True)
+class Slower:
+    """How many times as long steps take as `DeviceModel.costs` predicts: a server has more to do than a profile measures."""
+
+    decode: float = 1.0
+    prefill: float = 1.0
+    mixed: float = 1.0  # in one pass
+
+
+@dataclass(frozen=True, slots=True)
 class DeviceModel:
     """What an instance runs on."""
 
     name: str
-    costs: CostModel
+    costs: CostModel  # what policies are told before they have seen any step
     layout: KVLayout  # of its pool
     units: int
     splits: tuple[Split, ...]  # the disjoint ones, fewest decode units first
     link_bytes_per_s: float  # of a transfer to another instance
+    slower: Slower = Slower()
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -46,7 +56,8 @@ class _Flight:
 
 
 class CostDevice:
-    """A `LaneRunner`. What a step takes is what `model.costs` predicts, times exp(a normal draw of deviation `spread`)."""
+    """A `LaneRunner`. What a step takes is what `model.costs` predicts, times what `model.slower` says of its kind, times
+    exp(a normal draw of deviation `spread`)."""
 
     most_steps = 1  # an arrival amid a burst would be seen after it: a simulated step runs at one moment
 
@@ -58,6 +69,7 @@ class CostDevice:
         self.splits = model.splits
         self.block_s = 0.0
         self._costs = model.costs
+        self._slower = model.slower
         self._clock = clock
         self._rng = rng
         self._spread = spread
@@ -69,7 +81,8 @@ class CostDevice:
     def launch(self, batch: StepBatch, give_up: GiveUp = never, split: Split | None = None) -> None:
         if split is None and self._flight is not None:
             raise RuntimeError("a step on every unit was launched while a block is in flight")
-        self._ready_s = self._clock.now() + self._took_s(self._predicted(batch, split))
+        slower = self._slower.mixed if batch.prefills else self._slower.decode
+        self._ready_s = self._clock.now() + self._took_s(self._predicted(batch, split), slower)
         self._output = StepOutput([0] * (len(batch.decodes) + sum(piece.sample for piece in batch.prefills)))
 
     def collect(self) -> StepOutput | None:
@@ -88,7 +101,8 @@ class CostDevice:
         job = self._jobs[job_id]
         beside = split.decode_units if split.prefill_units < self.units else 0
         layers, last = end_layer - job.layers_done, end_layer == self.layers
-        took_s = self._took_s(self._costs.prefill(job.pieces, layers, split.prefill_units, beside, last))
+        predicted = self._costs.prefill(job.pieces, layers, split.prefill_units, beside, last)
+        took_s = self._took_s(predicted, self._slower.prefill)
         self._flight = _Flight(job_id, end_layer, split.prefill_units, took_s, self._clock.now() + took_s)
 
     def block_done(self) -> bool:
@@ -125,7 +139,7 @@ class CostDevice:
         beside = self._flight.prefill_units if self._flight else 0
         return self._costs.decode(decodes, context_tokens, units, beside)
 
-    def _took_s(self, estimate: Estimate) -> float:
+    def _took_s(self, estimate: Estimate, slower: float) -> float:
         if not self._spread:
-            return estimate.predicted_s
-        return estimate.predicted_s * self._rng.lognormvariate(0.0, self._spread)
+            return estimate.predicted_s * slower
+        return estimate.predicted_s * slower * self._rng.lognormvariate(0.0, self._spread)

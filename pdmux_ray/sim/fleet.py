@@ -9,7 +9,8 @@ clock, the device, the wire and the gateway's lines. Equal arguments give equal 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from random import Random
@@ -32,11 +33,16 @@ LINE_S = 0.5e-3  # of a message between gateway and instance
 SPREAD = 0.03  # of step times about their prediction
 BEGIN_S = 1.0  # until then the instances link; what comes to them is counted from here
 DRAIN_S = 60.0  # after the last request's end, for transfers that nobody waits for
+WATCHED_EVERY_S = 1.0  # of simulated time
+
+Watch = Callable[[int], None]
+"""Called now and then with how many requests have ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What came of it. Aligned, in order of arrival; times from the first arrival that could be."""
+    """What came of it. Aligned, in order of arrival; times from the start of the simulation, `BEGIN_S` before the first arrival
+    that could be."""
 
     lifelines: Sequence[Lifeline]
     choices: Sequence[RouteChoice]
@@ -52,16 +58,20 @@ def simulate(
     spread: float = SPREAD,
     line_s: float = LINE_S,
     context_length: int = 131_072,
+    learning: bool = False,
+    drain_s: float = math.inf,
+    watch: Watch | None = None,
 ) -> Run:
-    """Until every request has ended and every page is back. Raises IntegrityError when one is not, ConfigError for settings
-    that no engine takes. The pool is the device's, whatever the configuration says; prompts are token ids."""
+    """Until every request has ended and every page is back, or for `drain_s` after the last arrival: who is not done then is
+    UNFINISHED. Raises IntegrityError when a page is not back, ConfigError for settings that no engine takes. The pool is the
+    device's, whatever the configuration says; prompts are token ids. `learning`: see `Surroundings`."""
     world = World()
     transfers = Transfers(world, device.link_bytes_per_s)
     settings = RouterSettings.of(config)
     router = Router(settings, model=device.costs, clock=world.now, rng=Random(f"router {seed}"))
     gateway = SimGateway(world, router, line_s, config.gateway.request_timeout_s)
     facts = ModelFacts(context_length, vocab_size=2**24, eos_token_ids=frozenset())
-    around = Surroundings(world, transfers, config.engine, device, facts, spread)
+    around = Surroundings(world, transfers, config.engine, device, facts, spread, learning)
     roles = config.roles
     instances = [
         SimInstance(f"{role.value}-{rank}", role, around, f"{rank} {seed}", gateway.hear) for rank, role in enumerate(roles)
@@ -75,11 +85,24 @@ def simulate(
     world.run(lambda: False, BEGIN_S)
     for request in planned:
         world.at(BEGIN_S + request.due_s, partial(gateway.arrive, request))
-    world.run(lambda: len(gateway.sent) == len(planned) and not gateway.open)
+    if watch is not None:
+        _look(world, gateway, watch)
+    limit_s = BEGIN_S + planned[-1].due_s + drain_s if planned else math.inf
+    if not world.run(lambda: gateway.ended == len(planned), limit_s):
+        return _run(gateway, instances)
     if not world.run(lambda: all(instance.idle for instance in instances), world.now() + DRAIN_S):
         raise IntegrityError("a transfer of a request that has ended does not end")
     for instance in instances:
         instance.check()
+    return _run(gateway, instances)
+
+
+def _look(world: World, gateway: SimGateway, watch: Watch) -> None:
+    watch(gateway.ended)
+    world.after(WATCHED_EVERY_S, partial(_look, world, gateway, watch))
+
+
+def _run(gateway: SimGateway, instances: Sequence[SimInstance]) -> Run:
     return Run(
         [sent.lifeline for sent in gateway.sent.values()],
         [sent.choice for sent in gateway.sent.values()],

@@ -87,7 +87,8 @@ class SimGateway:
         now, found = self._world.now(), {}
         for name, known in self._known.items():
             view = view_of(known.standing, known.load, known.load_s, now, known.on_their_way, known.promises)
-            found[name] = Candidate(view, known.device, known.load.total_pages if known.load else 0)
+            pages = known.load.total_pages if known.load else 0
+            found[name] = Candidate(view, known.device, pages, dict(self._instances[name].figures))
         return found
 
     def _submit(self, name: str, new: NewRequest) -> None:
@@ -114,6 +115,11 @@ class SimGateway:
                 self._end(event.request_id).fail(now, event.error or "")
             elif event.finish is not None:
                 self._end(event.request_id).complete(now, event.finish.value)
+
+    @property
+    def ended(self) -> int:
+        """Requests."""
+        return len(self.sent) - self.open
 
     def _end(self, request_id: str) -> Lifeline:
         self.open -= 1

@@ -80,11 +80,15 @@ H200 = Gpu(
     *("H200 SXM", 132, 16, 989e12, 4.8e12, 141e9, 50e9),
     ((8, 3.79), (16, 2.13), (24, 1.66), (32, 1.42), (48, 1.23), (64, 1.10), (96, 1.04), (132, 1.0)),
 )
+H100 = Gpu("H100 SXM", H200.units, H200.part, H200.flop_per_s, 3.35e12, 80e9, H200.link_bytes_per_s, H200.decode_slower)
 A100 = Gpu(
     *("A100 SXM 80 GB", 108, 16, 312e12, 2.04e12, 80e9, 25e9),
     ((8, 3.41), (16, 2.04), (32, 1.34), (64, 1.06), (104, 1.0), (108, 1.0)),
 )
 LLAMA_8B = GpuModel("Llama-3.1-8B", 6.98e9, 128_256, 32, 4096, 32, 8, 128, 131_072)
+CODE_LLAMA_34B = GpuModel("CodeLlama-34B", 33.22e9, 32_000, 48, 8192, 64, 8, 128, 16_384)
+GPUS = {"H200": H200, "H100": H100, "A100": A100}
+SHAPES = {"llama-8b": LLAMA_8B, "codellama-34b": CODE_LLAMA_34B}
 
 _DTYPE_BYTES = 2
 _MEMORY_USED = 0.9  # what servers leave free for activations is their default
@@ -93,13 +97,12 @@ _LEVELS = 4  # units between two levels of a lane's terms
 
 def device_model(gpu: Gpu, model: GpuModel, page_size: int = 16) -> DeviceModel:
     """An instance's device: this model on this GPU."""
-    kv_bytes = model.layers * 2 * model.kv_heads * model.head_dim * _DTYPE_BYTES
+    page = KVLayout(model.layers, 1, model.kv_heads, page_size, model.head_dim, _DTYPE_BYTES)
     weights = (model.parameters + 2 * model.vocabulary * model.hidden) * _DTYPE_BYTES
-    pages = int((gpu.memory_bytes * _MEMORY_USED - weights) / (kv_bytes * page_size))
     return DeviceModel(
         name=f"{model.name} on {gpu.name}",
         costs=FittedCosts(parameters(gpu, model)),
-        layout=KVLayout(model.layers, pages, model.kv_heads, page_size, model.head_dim, _DTYPE_BYTES),
+        layout=page.filling(gpu.memory_bytes * _MEMORY_USED - weights),
         units=gpu.units,
         splits=tuple(Split(gpu.units - units, units) for units in range(gpu.part, gpu.units - gpu.part + 1, gpu.part)),
         link_bytes_per_s=gpu.link_bytes_per_s,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from random import Random
@@ -13,11 +13,15 @@ from pdmux_ray.engine.engine import Engine
 from pdmux_ray.engine.handoffs import transfer_limits
 from pdmux_ray.engine.limits import resolve_limits
 from pdmux_ray.errors import IntegrityError, PdmuxError
+from pdmux_ray.latency.correction import CorrectedCosts
+from pdmux_ray.latency.model import FittedCosts
 from pdmux_ray.serve.known import LOAD_PERIOD_S
 from pdmux_ray.sim.device import CostDevice, DeviceModel
 from pdmux_ray.sim.events import StepClock, World
 from pdmux_ray.sim.transfers import Port, Transfers
 from pdmux_ray.types import Load, ModelFacts, NewRequest, Role, TokenEvent
+
+FIGURES_PERIOD_S = 1.0  # between two tellings of what its steps have taught it
 
 Listener = Callable[[str, Load, Sequence[TokenEvent]], None]
 """(instance, its load figures, events)."""
@@ -33,6 +37,7 @@ class Surroundings:
     device: DeviceModel
     facts: ModelFacts
     spread: float  # see `CostDevice`
+    learning: bool = False  # from its steps, as served instances do, when the costs are of a profile's kind
 
 
 class SimInstance:
@@ -49,17 +54,22 @@ class SimInstance:
         self._busy_until_s = 0.0
         self._clock = StepClock(around.world)
         device = CostDevice(around.device, self._clock, Random(seed), around.spread)
+        costs = around.device.costs
+        self._learned = CorrectedCosts(costs) if around.learning and isinstance(costs, FittedCosts) else None
+        self.figures: Mapping[str, float | dict[str, float]] = {}  # what a gateway knows of that
         endpoint = around.transfers.add(name, around.device.layout, transfer_limits(around.config.transfer))
         self.engine = Engine(
             device,
             resolve_limits(around.config, around.facts, device),
             self._publish,
             self._clock,
-            costs=around.device.costs,
+            costs=self._learned or costs,
             port=Port(endpoint, around.transfers, self._clock),
         )
         endpoint.wake_with(self._wake)
         self._tell_load()
+        if self._learned is not None:
+            self._tell_figures(self._learned)
 
     def submit(self, new: NewRequest) -> PdmuxError | None:
         """What it refuses the request with. Now is when it comes here."""
@@ -115,3 +125,7 @@ class SimInstance:
             self._told = load
             self._tell(self.name, load, ())
         self._world.after(LOAD_PERIOD_S, self._tell_load)
+
+    def _tell_figures(self, learned: CorrectedCosts) -> None:
+        self.figures = learned.figures().exported()
+        self._world.after(FIGURES_PERIOD_S, partial(self._tell_figures, learned))

@@ -69,6 +69,8 @@ LAW: dict[str, tuple[str, ...]] = {
     ),
     "pdmux_ray.sim": (  # never torch, never ray
         *(*BASE, "pdmux_ray.engine", "pdmux_ray.policy", "pdmux_ray.latency.model", "pdmux_ray.latency.features"),
+        *("pdmux_ray.latency.correction", "pdmux_ray.latency.profile", "pdmux_ray.latency.identity"),
+        *("pdmux_ray.latency.records", "pdmux_ray.model.context"),  # a profile, and what its model's KV is like
         *("pdmux_ray.metrics", "pdmux_ray.workload", "kv_transfer.api", "kv_transfer.endpoint", "kv_transfer.local"),
         *("kv_transfer.layout", "pdmux_ray.serve.router", "pdmux_ray.serve.known"),  # what a gateway knows and chooses
     ),
@@ -113,6 +115,7 @@ LIGHT = (
     *("pdmux_ray.engine.engine", "pdmux_ray.engine.fake_runner", "pdmux_ray.device.base", "pdmux_ray.model.source"),
     *("pdmux_ray.text.tokenizer", "pdmux_ray.text.stream", "pdmux_ray.serve.launch", "kv_transfer.endpoint"),
     *("pdmux_ray.bench.cli", "pdmux_ray.metrics.summary", "pdmux_ray.workload.requests", "pdmux_ray.sim.fleet"),
+    "pdmux_ray.sim.profiled",
     "pdmux_ray.device.cuda.green_context",
 )
 

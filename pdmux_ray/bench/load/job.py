@@ -96,11 +96,12 @@ class Job:
 
     def conditions(self, target: Target) -> dict[str, str]:
         """What is asked of it, in words: `requests.jsonl` of equal ones can be compared."""
+        return {"url": target.url, "model": target.model, "endpoint": target.endpoint, **self.load()}
+
+    def load(self) -> dict[str, str]:
+        """The part of `conditions` that is the same for every target."""
         offer = self.offer
         return {
-            "url": target.url,
-            "model": target.model,
-            "endpoint": target.endpoint,
             "workload": offer.workload.name,
             "load": "closed loop" if self.closed else f"open loop, {offer.arrivals} arrivals",
             "each run": f"{offer.requests} requests" if offer.requests else f"{offer.duration_s:g} s of arrivals",

@@ -19,6 +19,7 @@ from pdmux_ray.metrics.lifeline import Ending
 from pdmux_ray.report import figures, load_report, table
 
 COMPARISON_FILE = "comparison.json"
+TIMELINE_FILE = "timeline-{}.json"  # of a simulated rate
 
 _held: dict[Path, int] = {}  # directory -> its open file, which has the lock
 
@@ -26,7 +27,8 @@ _held: dict[Path, int] = {}  # directory -> its open file, which has the lock
 def reserve(directory: Path, force: bool) -> None:
     """Makes the directory for results. Raises ConfigError when it has some already (`force` removes them), when another
     process is writing its own there, or when it cannot be written."""
-    names = (summaries.FILE_NAME, REQUESTS_FILE, UNITS_FILE, load_report.FILE_NAME, COMPARISON_FILE)
+    timelines = sorted(path.name for path in directory.glob(TIMELINE_FILE.format("*")))
+    names = (summaries.FILE_NAME, REQUESTS_FILE, UNITS_FILE, load_report.FILE_NAME, COMPARISON_FILE, *timelines)
     try:
         directory.mkdir(parents=True, exist_ok=True)
         _hold(directory)

@@ -19,13 +19,17 @@ SECRETS = ("--api-key",)  # options whose value is for nobody's eyes
 
 def provenance() -> list[str]:
     """Of what this process measures now."""
-    name = Path(sys.argv[0]).name
     software = f"pdmux-ray {__version__}, Python {platform.python_version()}, {platform.system()} {platform.release()}"
     return [
-        f"Command: {command_line([name, *sys.argv[1:]])}",
+        command_here(),
         f"Measured: {datetime.now(UTC):%Y-%m-%d %H:%M} UTC.",
         f"Client: {software}; {psutil.cpu_count()} cores of {_processor()}.",
     ]
+
+
+def command_here() -> str:
+    """What this process was called with."""
+    return f"Command: {command_line([Path(sys.argv[0]).name, *sys.argv[1:]])}"
 
 
 def command_line(argv: Sequence[str]) -> str:

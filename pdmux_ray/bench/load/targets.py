@@ -154,18 +154,28 @@ async def measure_solo(
 ) -> SoloLatency:
     """The server's latency for one request at a time. `on_progress` gets the share of the work that is done. Raises TargetError
     when a request does not complete."""
-    points: list[tuple[float, float]] = []
-    gaps_s: list[float] = []
+    done: list[list[Lifeline]] = []
     await _alone(target, Ask(plan.prompts[-1][0][::-1], 2))  # the first long one may find memory that is not there yet
     for index, prompts in enumerate(plan.prompts):
         on_progress(index / len(plan.prompts))
-        done = [await _alone(target, Ask(prompt, plan.output_tokens)) for prompt in prompts]
-        tokens = statistics.median(lifeline.prompt_tokens for lifeline in done)
-        points.append((tokens, statistics.median(lifeline.token_s[0] - lifeline.sent_s for lifeline in done)))
-        gaps_s += [gap for lifeline in done for gap in lifeline.gaps_s]
-    if not gaps_s:
+        done.append([await _alone(target, Ask(prompt, plan.output_tokens)) for prompt in prompts])
+    solo = solo_latency(done)
+    if solo is None:
         raise TargetError(f"{target.url} sends all tokens of an answer at once, so there is no ITL to take multiples of.")
-    return SoloLatency(*fit_line(points), statistics.median(gaps_s))
+    return solo
+
+
+def solo_latency(done: Sequence[Sequence[Lifeline]]) -> SoloLatency | None:
+    """Of complete requests that each had the server to themselves, by length of prompt. None when there is no ITL."""
+    points = [
+        (
+            statistics.median(lifeline.prompt_tokens for lifeline in alike),
+            statistics.median(lifeline.token_s[0] - lifeline.sent_s for lifeline in alike),
+        )
+        for alike in done
+    ]
+    gaps_s = [gap for alike in done for lifeline in alike for gap in lifeline.gaps_s]
+    return SoloLatency(*fit_line(points), statistics.median(gaps_s)) if gaps_s else None
 
 
 async def _alone(target: Target, ask: Ask) -> Lifeline:

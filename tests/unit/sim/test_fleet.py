@@ -1,16 +1,20 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pdmux_ray.engine.timeline import Step
 from pdmux_ray.metrics.lifeline import Ending, Lifeline
 from pdmux_ray.policy.decisions import RouteReason
 from pdmux_ray.policy.views import Piece
+from pdmux_ray.sim.device import Slower
 from pdmux_ray.sim.fleet import LINE_S, simulate
+from pdmux_ray.sim.gpu import H200, LLAMA_8B, device_model
 from pdmux_ray.sim.transfers import LATENCY_S
 
 from .fleets import COSTS, LAYERS, LINK, UNITS, config, device, requests, stream
@@ -115,3 +119,20 @@ def test_predictions_of_an_idle_fleet_are_what_comes() -> None:
         assert lifeline.ttft_s is not None
         assert choice.predicted_ttft_s is not None
         assert math.isclose(choice.predicted_ttft_s, lifeline.ttft_s, rel_tol=0.25)
+
+
+@pytest.mark.parametrize(("learning", "off"), [(False, 1.5), (True, 1.0)])
+def test_instances_learn_how_long_steps_really_take_only_when_they_are_to(learning: bool, off: float) -> None:
+    slow = replace(device_model(H200, LLAMA_8B), slower=Slower(decode=1.5))
+    run = simulate(config(0, 1, page_size=16), slow, requests((0.0, 10, 80)), spread=0.0, learning=learning)
+    *_, last = (record for record in run.engines["mux-0"].timeline.since(0) if isinstance(record, Step))
+    assert last.predicted_s is not None
+    assert (last.end_s - last.begin_s) / last.predicted_s == pytest.approx(off, rel=0.01)
+
+
+def test_who_watches_hears_how_many_requests_have_ended() -> None:
+    heard: list[int] = []
+    simulate(config(0, 1), device(), stream([(20, 2)] * 5, 0.5), watch=heard.append)
+    assert heard == sorted(heard)
+    assert heard[0] == 0
+    assert heard[-1] in (4, 5)

@@ -1,0 +1,29 @@
+from __future__ import annotations
+
+from pdmux_ray.sim.backlog import falls_behind
+from tests.unit.metrics.lifelines import served
+
+
+def queue(requests: int, each_s: float) -> list:  # type: ignore[type-arg]
+    """One request a second; each takes so long, one after the other."""
+    free_s, found = 0.0, []
+    for due_s in range(requests):
+        free_s = max(free_s, due_s) + each_s
+        found.append(served(free_s, due_s=float(due_s)))
+    return found
+
+
+def test_a_queue_that_keeps_growing_is_told_of() -> None:
+    told = falls_behind(queue(200, 1.5))
+    assert told is not None
+    assert "68 of 200 requests had no first token" in told
+
+
+def test_a_queue_that_does_not_grow_is_not() -> None:
+    assert falls_behind(queue(200, 0.9)) is None
+    late = [served(due + 30.0, due_s=float(due)) for due in range(200)]  # always the same number waits
+    assert falls_behind(late) is None
+
+
+def test_a_few_who_wait_are_no_sign() -> None:
+    assert falls_behind(queue(12, 5.0)) is None
