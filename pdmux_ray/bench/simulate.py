@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import argparse
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -46,7 +48,11 @@ KINDS = ("decode", "prefill", "mixed")
 
 def simulate(args: argparse.Namespace) -> int:
     """Returns the exit code: 0, 1 when no request completed, 130 after Ctrl-C."""
-    logging.getLogger("pdmux_ray").setLevel(logging.ERROR)  # what simulated instances warn of is nobody's server
+    with _only_errors():
+        return _simulate(args)
+
+
+def _simulate(args: argparse.Namespace) -> int:
     console, config = Console(stderr=True), load_serve_config(args.config, args.set)[1]
     job = _job(args, config)
     setup = _setup(args, config, job)
@@ -66,6 +72,18 @@ def simulate(args: argparse.Namespace) -> int:
                     session.note(told := f"At {figures.rate(run.rate)} requests/s {run.behind}")
                     print_line(console, told)
     return outcome.finish(args.out)
+
+
+@contextmanager
+def _only_errors() -> Iterator[None]:
+    """Are logged: what simulated instances warn of concerns nobody's server."""
+    logger = logging.getLogger("pdmux_ray")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 def _job(args: argparse.Namespace, config: AppConfig) -> Job:
