@@ -7,6 +7,7 @@ figures come with their intervals, and a ratio whose interval reaches below the 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
@@ -69,7 +70,7 @@ def headline(lab: Lab) -> Iterator[Row]:
         load = Load(lab, runner, costs, shape, 0.2 if lab.dry else max(LEAST_RUN_S, TIME_SHARES[shape.name] * left_s))
         for target in targets:
             yield from load.offer(target)
-        yield from _compare(lab, load, targets)
+        yield from compare(lab, load.name, load.rates[0], targets)
 
 
 def make_targets(lab: Lab, settings: Settings, tuned: int) -> list[Target]:
@@ -90,7 +91,7 @@ class Load:
     def __init__(self, lab: Lab, runner: CudaRunner, costs: CorrectedCosts, shape: Shape, run_s: float) -> None:
         self._lab, self._runner, self._costs, self.run_s = lab, runner, costs, run_s
         model = lab.sizes.big
-        scaling = Scaling(divide=lab.sizes.divide, max_context=model.context_length)
+        scaling = Scaling(divide=lab.sizes.divide, max_context=model.context_length, min_output_tokens=2)  # one has no gap
         self.name, self._workload = shape.name, TokenWorkload(shape, scaling, (3, model.vocab_size))
         self.rates = [share * self._most_rps() for share in SHARES[shape.name]]
 
@@ -101,13 +102,14 @@ class Load:
                 return
             if (summary := self._run(target, rate)) is None:
                 return
-            what = f"{self.name}, {target.name}, {rate:.2f}/s: ITL p99"
-            p99 = summary.itl_s.p99
-            note = f"good {summary.good_fraction:.0%} of {summary.requests}, TTFT p99 {_seconds(summary.ttft_s.p99)}"
+            what, p99 = f"{self.name}, {target.name}, {rate:.2f}/s", summary.itl_s.p99
+            note = f"good {summary.good_fraction:.0%} of {summary.requests}"
             if target.name == "auto":
-                yield self._lab.row(ITL_MS, what, float("nan") if p99 is None else 1e3 * p99, "ms", note)
+                yield self._lab.row(ITL_MS, f"{what}: ITL p99", math.nan if p99 is None else 1e3 * p99, "ms", note)
             else:
-                yield Row(what, "none" if p99 is None else 1e3 * p99, "ms", note=note)
+                yield Row(f"{what}: ITL p99", "none" if p99 is None else 1e3 * p99, "ms", note=note)
+            ttft_s = summary.ttft_s.p99
+            yield Row(f"{what}: TTFT p99", "none" if ttft_s is None else ttft_s, "s")
 
     def _run(self, target: Target, rate: float) -> RunSummary | None:
         """None when it was so short that no request can be judged."""
@@ -153,30 +155,23 @@ def tuned_chunk(lab: Lab, runner: CudaRunner, costs: CorrectedCosts) -> int:
     return max(fitting, default=grain)
 
 
-def _compare(lab: Lab, load: Load, targets: Sequence[Target]) -> Iterator[Row]:
+def compare(lab: Lab, name: str, lowest_rps: float, targets: Sequence[Target]) -> Iterator[Row]:
+    """Goodput of each on the load of that name; then of AUTO, which is the first, by the best chunked. Of chunks that hold at
+    no rate all that is known is that they carry less than the lowest one."""
     for target in targets:
         found = target.goodput
         low, high = found.ci
-        yield Row(
-            f"{load.name}, {target.name}: goodput", found.rps, "req/s", note=f"{found.bound.value}, {low:.2f} to {high:.2f}"
-        )
+        yield Row(f"{name}, {target.name}: goodput", found.rps, "req/s", note=f"{found.bound.value}, {low:.2f} to {high:.2f}")
     auto, best = targets[0].goodput, max((target.goodput for target in targets[1:]), key=lambda found: found.rps)
-    shown_rps = (
-        best.rps or load.rates[0]
-    )  # of those that hold at no rate all that is known is that they carry less than the lowest
-    gain, least = auto.rps / shown_rps, auto.ci[0] / (best.ci[1] or load.rates[0])
+    gain, least = auto.rps / (best.rps or lowest_rps), auto.ci[0] / (best.ci[1] or lowest_rps)
     note = f"at least {least:.2f} at 95 %: " + ("sure" if GAIN.holds(least) else "not sure, by runs this short")
-    what = f"{load.name}: goodput of auto by the best chunked"
+    what = f"{name}: goodput of auto by the best chunked"
     if any(not target.points for target in targets):
         yield Row(what, "not all were measured", verdict=Verdict.NOT_JUDGED if lab.dry else Verdict.FAILED, note="no time left")
-    elif load.name == LOOGLE.name:
+    elif name == LOOGLE.name:
         yield lab.row(GAIN, what, gain, "x", note)
     else:
         yield Row(what, gain, "x", note=note)
-
-
-def _seconds(value: float | None) -> str:
-    return "none" if value is None else f"{value:.2f} s"
 
 
 def _open(lab: Lab) -> tuple[CudaRunner, Settings]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +145,49 @@ def test_a_kernel_that_escapes_its_lane_fails_the_check_of_graphs(tmp_path: Path
 
     assert {row.verdict for row in graphs(lab(tmp_path))} == {"ok"}
     assert {row.verdict for row in graphs(lab(tmp_path, stray={99}))} == {"FAILED"}
+
+
+def targets(*good: Sequence[Sequence[bool]]) -> Any:
+    """AUTO, then chunked settings: of each, which requests were good at 1, 2, 4 … requests a second."""
+    from pdmux_ray.gpu_check.headline import Target
+    from pdmux_ray.gpu_check.settings import Settings
+    from pdmux_ray.metrics.goodput import RatePoint
+
+    names = ["auto", *(f"chunked {index}" for index in range(1, len(good)))]
+    return [
+        Target(name, Settings(), [RatePoint(2.0**index, point) for index, point in enumerate(points)])
+        for name, points in zip(names, good, strict=True)
+    ]
+
+
+ALL, NONE = (True,) * 30, (False,) * 30
+
+
+@pytest.mark.parametrize(
+    ("good", "gain", "verdict"),
+    [
+        (([ALL, ALL, ALL], [ALL, ALL, NONE], [NONE]), 4 / 2.2, "FAILED"),  # chunked: 9 of 10 would be good at 2.2 a second
+        (([ALL, ALL, ALL], [ALL, NONE], [NONE]), 4 / 1.1, "ok"),
+        (([ALL, ALL, ALL], [NONE], [NONE]), 4.0, "ok"),  # chunks that hold nowhere carry less than the lowest rate
+    ],
+)
+def test_auto_must_carry_twice_what_the_best_chunks_do(
+    tmp_path: Path, good: Sequence[Sequence[Sequence[bool]]], gain: float, verdict: str
+) -> None:
+    from pdmux_ray.gpu_check.headline import compare
+
+    shared = dataclasses.replace(lab(tmp_path), dry=False)
+    row = list(compare(shared, "loogle", 1.0, targets(*good)))[-1]
+    assert row.value == pytest.approx(gain)
+    assert row.verdict == verdict
+    assert row.note.endswith("sure") == (verdict == "ok")
+
+
+def test_a_setting_that_there_was_no_time_for_is_a_failure_and_not_a_victory(tmp_path: Path) -> None:
+    from pdmux_ray.gpu_check.headline import compare
+
+    shared = dataclasses.replace(lab(tmp_path), dry=False)
+    assert list(compare(shared, "loogle", 1.0, targets([ALL], [])))[-1].verdict == "FAILED"
 
 
 def test_a_wrong_scale_is_an_error_far_above_the_limit(tmp_path: Path) -> None:
