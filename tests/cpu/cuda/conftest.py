@@ -13,8 +13,8 @@ os.environ["TRITON_INTERPRET"] = "1"
 
 @pytest.fixture(scope="session", autouse=True)
 def interpreted() -> Iterator[None]:
-    from interpreter import exact_bfloat16, patch_once_a_launch, take_over
+    from interpreter import exact_bfloat16, loops_over_scalars, patch_once_a_launch, take_over
 
     take_over()
-    with exact_bfloat16(), patch_once_a_launch():
+    with exact_bfloat16(), loops_over_scalars(), patch_once_a_launch():
         yield

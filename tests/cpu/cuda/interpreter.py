@@ -63,6 +63,22 @@ def exact_bfloat16() -> Iterator[None]:
 
 
 @contextmanager
+def loops_over_scalars() -> Iterator[None]:
+    """In the interpreter a scalar is an array of one, which numpy takes for no number any more: Triton 3.6 relies on that."""
+    patch = interpreter._patch_lang_tensor
+
+    def patch_tensor(tensor: Any, *rest: Any) -> None:
+        patch(tensor, *rest)
+        tensor.__index__ = lambda self: self.handle.data.item()
+
+    interpreter._patch_lang_tensor = patch_tensor
+    try:
+        yield
+    finally:
+        interpreter._patch_lang_tensor = patch
+
+
+@contextmanager
 def patch_once_a_launch() -> Iterator[None]:
     """The interpreter replaces Triton's functions anew for each call within a kernel, which takes most of the time. Once for
     each set of modules that a function sees is enough."""
@@ -72,7 +88,7 @@ def patch_once_a_launch() -> Iterator[None]:
     def patch_new(fn: Any) -> Any:
         seen = frozenset(id(value) for value in fn.__globals__.values() if value is tl or value is tl.core)
         if seen in done:
-            return interpreter._LangPatchScope()
+            return None  # which a call within a kernel does not look at
         done.add(seen)
         return patch(fn)
 
