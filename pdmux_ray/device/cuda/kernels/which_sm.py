@@ -1,4 +1,4 @@
-"""On which SMs of the device a stream's kernels run: the hardware's own answer, for the acceptance check. Not in the interpreter."""
+"""On which SMs a stream's kernels run: the hardware's own answer, for the acceptance check. Not in the interpreter."""
 
 from __future__ import annotations
 
