@@ -78,13 +78,14 @@ def _run(engine: Engine, prompts: Prompts, tokens: int, answers: dict[str, list[
     while engine.step():
         pass
     engine.check_integrity()
-    return [tuple(answers[str(index)]) for index in range(len(prompts))]
+    found = [tuple(answers.get(str(index), ())) for index in range(len(prompts))]
+    if short := [index for index, answer in enumerate(found) if len(answer) < tokens]:
+        raise RuntimeError(f"{len(short)} of {len(prompts)} requests failed on the device: what it said stands above")
+    return found
 
 
 def _take(answers: dict[str, list[int]], sink: str, events: Sequence[TokenEvent]) -> None:
     for event in events:
-        if event.error is not None:
-            raise RuntimeError(event.error)
         if event.token is not None:
             answers.setdefault(event.request_id, []).append(event.token)
 
