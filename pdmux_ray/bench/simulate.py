@@ -184,7 +184,7 @@ def _solo(setup: Setup, job: Job) -> SoloLatency:
 
 
 def _conditions(args: argparse.Namespace, setup: Setup) -> dict[str, str]:
-    """What is simulated, in words: `requests.jsonl` of equal ones can be compared."""
+    """What is simulated, in words. `load.comparison` knows which of them may differ where runs are compared."""
     engine, device, slower = setup.config.engine, setup.device, setup.device.slower
     return {
         "configuration": " ".join([args.config.name, *args.set]),

@@ -10,8 +10,13 @@ from pdmux_ray.bench.load.session import Session
 from pdmux_ray.metrics.goodput import RatePoint, resampled
 from pdmux_ray.metrics.lifeline import quantile
 
-# Conditions that two targets may differ in and still be compared.
-_MAY_DIFFER = frozenset({"url", "model", "each run", "rounds"})
+# Conditions that two targets may differ in and still be compared; the second line is what `pdmux simulate` states of a server.
+_MAY_DIFFER = frozenset(
+    {
+        *("url", "model", "each run", "rounds"),
+        *("configuration", "fleet", "mode", "routing", "device", "KV pool"),
+    }
+)
 _RESAMPLES = 1000
 
 
