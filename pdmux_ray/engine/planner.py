@@ -12,7 +12,7 @@ from pdmux_ray.engine.sglang_table import load_rule
 from pdmux_ray.errors import ConfigError
 from pdmux_ray.policy.lane_limits import FixedRule, LaneLimits, UnitRule
 from pdmux_ray.policy.multiplexing import plan_lanes
-from pdmux_ray.policy.sglang import Grain
+from pdmux_ray.policy.sglang import Grain, PublishedRule
 from pdmux_ray.policy.views import CostModel
 from pdmux_ray.types import Mode, Split
 
@@ -57,9 +57,25 @@ def _rule(limits: EngineLimits, device: LaneRunner) -> UnitRule | None:
     if settings.policy == "slo":
         return None
     if settings.policy == "sglang":
-        part = device.splits[0].decode_units if device.splits else 1  # the smallest; all are multiples of it
-        return load_rule(settings.table, device.units, Grain(part, part))
+        return _published(settings.table, device)
     return FixedRule(_fixed_split(limits.mode, device, settings.decode_units), settings.block_layers)
+
+
+def _published(table: str | None, device: LaneRunner) -> PublishedRule:
+    """Of the splits that the device has; a GPU is divided once, into few."""
+    part = max(
+        math.gcd(*(split.prefill_units for split in device.splits)),
+        math.gcd(*(split.decode_units for split in device.splits)),
+        1,
+    )
+    rule = load_rule(table, device.units, Grain(part, part))
+    if not set(rule.splits) <= set(device.splits):
+        asked = ", ".join(f"[{split.prefill_units}, {split.decode_units}]" for split in rule.splits)
+        raise ConfigError(
+            "engine.multiplex.policy sglang: the table's splits are not those that the device is divided into. On a GPU set "
+            f"engine.cuda.splits: [{asked}]"
+        )
+    return rule
 
 
 def _fixed_split(mode: Mode, device: LaneRunner, decode_units: int | None) -> Split:

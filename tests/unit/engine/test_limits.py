@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from pdmux_ray.clock import VirtualClock
@@ -121,3 +123,26 @@ def test_the_fixed_policy_gives_decode_half_of_the_units_or_as_many_as_it_is_tol
 ) -> None:
     multiplex = config(multiplex={"policy": "fixed", "decode_units": decode_units}).multiplex
     assert lane_limits(limits(mode=mode, multiplex=multiplex), device(8)).rule == FixedRule(split)
+
+
+H200 = Path(__file__).parents[3] / "configs" / "tables" / "sglang-h200.yaml"
+
+
+def divided(decodes: tuple[int, ...]) -> FakeRunner:
+    """A device of 132 units that was divided at its start."""
+    found = device(132)
+    found.splits = [Split(132 - units, units) for units in decodes]
+    return found
+
+
+def test_the_published_table_runs_on_a_gpu_that_was_divided_for_it() -> None:
+    rules = limits(mode=Mode.SPLIT, multiplex=config(multiplex={"policy": "sglang", "table": str(H200)}).multiplex)
+    rule = lane_limits(rules, divided((20, 28, 36, 52, 68, 76))).rule
+    assert rule is not None
+    assert rule.choose(12, 1024, 32)[0] == Split(96, 36)
+
+
+def test_a_gpu_that_was_divided_otherwise_is_told_what_the_published_table_asks_for() -> None:
+    rules = limits(mode=Mode.SPLIT, multiplex=config(multiplex={"policy": "sglang"}).multiplex)
+    with pytest.raises(ConfigError, match=r"engine.cuda.splits: \[\[112, 20\], \[96, 36\], \[80, 52\]\]"):
+        lane_limits(rules, divided((16, 32, 48, 64)))
