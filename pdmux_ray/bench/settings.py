@@ -95,9 +95,14 @@ def command(name: str, profile: Path | None = None, slo: Slo | None = None, peer
 
 def objectives(slo: Slo) -> list[str]:
     """The keys of `engine.` that set them."""
+    return [f"multiplex.{key}={value:.6f}" for key, value in limits(slo).items()]
+
+
+def limits(slo: Slo) -> dict[str, float]:
+    """The keys of `engine.multiplex` that set them, and their values."""
     ttft_s = None if slo.ttft_s is None else max(slo.ttft_s, LEAST_TTFT_S)
-    limits = {"itl_s": slo.itl_s, "ttft_s": ttft_s, "ttft_s_per_token": slo.ttft_s_per_token}
-    return [f"multiplex.{key}={value:.6f}" for key, value in limits.items() if value is not None]
+    found = {"itl_s": slo.itl_s, "ttft_s": ttft_s, "ttft_s_per_token": slo.ttft_s_per_token}
+    return {key: value for key, value in found.items() if value is not None}
 
 
 @contextmanager

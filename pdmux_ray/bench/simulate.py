@@ -7,9 +7,6 @@ GPU's. It leaves what `pdmux bench` leaves, and a timeline (`timeline-RATE.json`
 from __future__ import annotations
 
 import argparse
-import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,12 +18,10 @@ from pdmux_ray.bench.load.offer import Terms
 from pdmux_ray.bench.load.outcome import measured, reserve
 from pdmux_ray.bench.load.provenance import command_here
 from pdmux_ray.bench.load.session import RunRecord, Session
-from pdmux_ray.bench.simulated_runs import Setup, runs, simulated
+from pdmux_ray.bench.simulated_runs import Setup, idle_latency, only_errors, runs, simulated
 from pdmux_ray.config import AppConfig, load_serve_config
 from pdmux_ray.device.cpu.cores import usable_cores
 from pdmux_ray.errors import ConfigError
-from pdmux_ray.metrics.lifeline import Lifeline
-from pdmux_ray.metrics.slo_text import SoloLatency
 from pdmux_ray.model.source import resolve
 from pdmux_ray.report import figures
 from pdmux_ray.report.progress import Progress
@@ -48,7 +43,7 @@ KINDS = ("decode", "prefill", "mixed")
 
 def simulate(args: argparse.Namespace) -> int:
     """Returns the exit code: 0, 1 when no request completed, 130 after Ctrl-C."""
-    with _only_errors():
+    with only_errors():
         return _simulate(args)
 
 
@@ -72,18 +67,6 @@ def _simulate(args: argparse.Namespace) -> int:
                     session.note(told := f"At {figures.rate(run.rate)} requests/s {run.behind}")
                     print_line(console, told)
     return outcome.finish(args.out)
-
-
-@contextmanager
-def _only_errors() -> Iterator[None]:
-    """Are logged: what simulated instances warn of concerns nobody's server."""
-    logger = logging.getLogger("pdmux_ray")
-    before = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(before)
 
 
 def _job(args: argparse.Namespace, config: AppConfig) -> Job:
@@ -121,7 +104,7 @@ def _take_times(args: argparse.Namespace) -> None:
 def _setup(args: argparse.Namespace, config: AppConfig, job: Job) -> Setup:
     """Raises ConfigError."""
     found = _device(args, config)
-    device = replace(found.device, slower=_slower(args.slower))
+    device = replace(found.device, slower=parse_slower(args.slower))
     if args.bandwidth:
         device = replace(device, link_bytes_per_s=args.bandwidth)
     spread = found.spread if args.spread is None else args.spread
@@ -147,7 +130,7 @@ def _device(args: argparse.Namespace, config: AppConfig) -> Profiled:
     return profiled(Path(path), resolve(config.model, weights=False), engine, config.gateway.routing.bandwidth)
 
 
-def _slower(text: str) -> Slower:
+def parse_slower(text: str) -> Slower:
     """A number, or KIND=X,…. Raises ConfigError."""
     try:
         parts = dict(part.split("=") for part in text.split(",")) if "=" in text else dict.fromkeys(KINDS, text)
@@ -165,22 +148,9 @@ def _terms(setup: Setup, job: Job) -> tuple[Terms, list[str]]:
     """With the SLO in seconds, and notes about it. Raises ConfigError."""
     solo, notes = None, []
     if job.slo.needs_solo:
-        solo = _solo(setup, job)
+        solo = idle_latency(setup, targets.plan_solo(job.sample, job.token_ids, job.scaling.max_context))
         notes.append(f"The SLO is a multiple of what one request takes {solo} (simulated).")
     return Terms(job.slo.resolve(solo), job.attainment, job.devices), notes
-
-
-def _solo(setup: Setup, job: Job) -> SoloLatency:
-    plan = targets.plan_solo(job.sample, job.token_ids, job.scaling.max_context)
-
-    def alone(prompt: tuple[int, ...] | str) -> Lifeline:
-        return simulated(setup, [PlannedRequest(0, 0.0, Ask(prompt, plan.output_tokens))]).lifelines[0]
-
-    done = [[alone(prompt) for prompt in prompts] for prompts in plan.prompts]
-    solo = targets.solo_latency(done) if all(life.token_s for alike in done for life in alike) else None
-    if solo is None:
-        raise ConfigError("an idle fleet does not answer such prompts: state the SLO in seconds to see why.")
-    return solo
 
 
 def _conditions(args: argparse.Namespace, setup: Setup) -> dict[str, str]:

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import json
+import logging
 import multiprocessing
 import signal
 from collections.abc import Callable, Iterator, MutableSequence, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from pdmux_ray.bench.load.offer import Offer
 from pdmux_ray.bench.load.outcome import TIMELINE_FILE
 from pdmux_ray.bench.load.session import from_first_arrival
+from pdmux_ray.bench.load.targets import SoloPlan, solo_latency
 from pdmux_ray.bench.timeline import Fetched, run_samples
 from pdmux_ray.config import AppConfig
 from pdmux_ray.engine.timeline import KEPT
+from pdmux_ray.errors import ConfigError
 from pdmux_ray.metrics.lifeline import Lifeline
+from pdmux_ray.metrics.slo_text import SoloLatency
 from pdmux_ray.metrics.trace import Source, Trace, chrome_trace
 from pdmux_ray.report import figures
 from pdmux_ray.report.progress import Progress
@@ -25,7 +30,7 @@ from pdmux_ray.sim.backlog import falls_behind
 from pdmux_ray.sim.device import DeviceModel
 from pdmux_ray.sim.fleet import Run, Watch
 from pdmux_ray.sim.fleet import simulate as simulate_fleet
-from pdmux_ray.workload.requests import PlannedRequest
+from pdmux_ray.workload.requests import Ask, PlannedRequest
 
 LOOK_EVERY_S = 0.25  # at how far the other processes are
 
@@ -56,6 +61,18 @@ class Simulated:
     behind: str | None  # see `sim.backlog`
 
 
+@contextmanager
+def only_errors() -> Iterator[None]:
+    """Are logged: what simulated instances warn of concerns nobody's server."""
+    logger = logging.getLogger("pdmux_ray")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
 def simulated(setup: Setup, planned: Sequence[PlannedRequest], watch: Watch | None = None) -> Run:
     """As servers do, instances learn from their steps. Raises ConfigError for settings that no engine takes."""
     return simulate_fleet(
@@ -70,6 +87,19 @@ def simulated(setup: Setup, planned: Sequence[PlannedRequest], watch: Watch | No
         drain_s=setup.drain_s,
         watch=watch,
     )
+
+
+def idle_latency(setup: Setup, plan: SoloPlan) -> SoloLatency:
+    """Of one request at a time. Raises ConfigError when there is no answer."""
+
+    def alone(prompt: tuple[int, ...] | str) -> Lifeline:
+        return simulated(setup, [PlannedRequest(0, 0.0, Ask(prompt, plan.output_tokens))]).lifelines[0]
+
+    done = [[alone(prompt) for prompt in prompts] for prompts in plan.prompts]
+    solo = solo_latency(done) if all(life.token_s for alike in done for life in alike) else None
+    if solo is None:
+        raise ConfigError("an idle fleet does not answer such prompts: state the SLO in seconds to see why.")
+    return solo
 
 
 def one_run(setup: Setup, rate: float, watch: Watch) -> Simulated:
