@@ -25,10 +25,11 @@ from pdmux_ray.policy.sharing import Way
 from pdmux_ray.policy.views import Estimate
 from pdmux_ray.types import Mode
 
-# `python -m pdmux_ray.bench.auto_weights --profile FILE` simulates servers with other values, at ten kinds and rates of work. In
-# two draws of 400 requests each (--seed 0 and 1) the mean share of good requests is 81.9 to 86.5 % with 1, 2 and 4 for each of the
-# two; these have 86.5 and 82.7 %, the best of both draws (4 and 1) 85.8 and 86.2 %, split 86.2 and 82.5 %. One miss for a late token
-# has 83.8 % in the mean of all, two 84.8, four 85.0. A draw moves a mean by as much as the weights do: these are no fine optimum.
+# `python -m pdmux_ray.bench.auto_weights --profile FILE` simulates servers with other values, at ten kinds and rates of work.
+# In two draws of 400 requests each (--seed 0 and 1) the mean share of good requests is 81.9 to 86.5 % with 1, 2 and 4 for
+# each of the two; these have 86.5 and 82.7 %, the best of both draws (4 and 1) 85.8 and 86.2 %, split 86.2 and 82.5 %. One
+# miss for a late token has 83.8 % in the mean of all, two 84.8, four 85.0. A draw moves a mean by as much as the weights do:
+# these are no fine optimum.
 MISSES_PER_LATE_TOKEN = 2.0  # misses that a late first token counts for: those behind it are later, too
 MISSES_PER_LOST_SECOND = 2.0  # misses, for a second lost to a request
 
