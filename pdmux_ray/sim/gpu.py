@@ -13,6 +13,7 @@ Where the figures are from:
 - The efficiencies follow from step times of Llama-3.1-8B (bfloat16, TP 1, vLLM) on an H200 in the measured database of
   aiconfigurator 0.12: prefill of 1,024 tokens 21.2 ms, of 4,096 92.8 ms, of 4,096 after 4,096 106.8 ms; decode of 1 request
   4.86 ms, of 32 6.32 ms, of 128 9.94 ms with a context of 1,024, of 32 with 8,192 13.4 ms. Not fitted to anything else.
+- An H100 is an H200 with its own memory: the same chip. Shapes are those of the models' config.json.
 - `decode_slower`: decode step times by SM in the predictor tables that the authors of PD multiplexing (MuxWise,
   arXiv:2504.14489) published: an H800, batch 32, 64K tokens; an A100, 8B.
 - `DECODE_BESIDE`: MuxWise reports decodes at most 30 % slower beside a prefill at fixed SMs on H100 (20 % on A100). What of the

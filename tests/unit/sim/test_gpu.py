@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from pdmux_ray.latency.profile import rising
 from pdmux_ray.policy.views import Piece
-from pdmux_ray.sim.gpu import A100, H200, LLAMA_8B, Gpu, device_model, parameters
+from pdmux_ray.sim.gpu import A100, CODE_LLAMA_34B, GPUS, H200, LLAMA_8B, SHAPES, Gpu, GpuModel, device_model, parameters
 
 MODEL = device_model(H200, LLAMA_8B)
 COSTS, UNITS, LAYERS = MODEL.costs, MODEL.units, MODEL.layout.layers
@@ -52,9 +52,18 @@ def test_a_prefill_beside_them_slows_decodes_by_no_more_than_was_published(split
     assert alone_s <= COSTS.decode(32, 65_536, split.decode_units, split.prefill_units).predicted_s <= 1.3 * alone_s
 
 
-@pytest.mark.parametrize("gpu", [H200, A100])
-def test_its_parameters_are_sound_as_those_of_a_profile_must_be(gpu: Gpu) -> None:
-    assert rising(parameters(gpu, LLAMA_8B)) is None
+@pytest.mark.parametrize("shape", SHAPES.values())
+@pytest.mark.parametrize("gpu", GPUS.values())
+def test_its_parameters_are_sound_as_those_of_a_profile_must_be(gpu: Gpu, shape: GpuModel) -> None:
+    assert rising(parameters(gpu, shape)) is None
+    assert device_model(gpu, shape).layout.pages > 0
+
+
+def test_a_34b_model_has_the_published_size_and_reads_its_weights_in_that_time() -> None:
+    """33.74e9 parameters of 2 bytes at 0.8 of 4.8 TB/s are 17.6 ms, less the input embeddings, which are not read."""
+    device = device_model(H200, CODE_LLAMA_34B)
+    assert device.costs.decode(1, 100, H200.units, 0).predicted_s == pytest.approx(0.0176 + 0.00095, rel=0.03)
+    assert device.kv_bytes_per_token == 196_608
 
 
 @given(st.integers(1, 30_000), st.integers(0, 30_000), st.sampled_from(MODEL.splits), st.sampled_from(MODEL.splits))
