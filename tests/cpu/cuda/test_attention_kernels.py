@@ -117,29 +117,6 @@ def test_decodes_beside_prefills_are_split_over_the_lane_as_decodes_alone_are() 
     assert torch.equal(together[:2], decodes)
 
 
-def test_a_row_that_pads_a_batch_gives_zeros_and_writes_nothing() -> None:
-    case = Shape(4, 2, 16, (1, 1, 1), (40, 1, 20)).case(torch.float32)
-    batch = case.batch
-    expected, _ = case.reference()
-    case.batch = replace(
-        batch,
-        context_lengths=torch.tensor([40, 0, 20], dtype=torch.int32),
-        slots=torch.where(torch.tensor([True, False, True]), batch.slots, -1),
-    )
-    out, pool = case.run(ops_of(8))
-    assert torch.equal(out[1], torch.zeros_like(out[1]))
-    torch.testing.assert_close(out[[0, 2]], expected[[0, 2]], atol=5e-6, rtol=0)
-    page, offset = divmod(int(batch.slots[1]), 16)
-    assert torch.equal(pool[:, :, page, :, offset], case.pool[:, :, page, :, offset])
-
-
-def test_a_step_of_empty_rows_alone_gives_zeros() -> None:
-    case = Shape(4, 2, 16, (1, 1), (1, 1)).case(torch.float32)
-    case.batch = replace(case.batch, context_lengths=torch.zeros(2, dtype=torch.int32))
-    out, _ = case.run(ops_of(8))
-    assert torch.equal(out, torch.zeros_like(out))
-
-
 def test_dynamic_rope_turns_by_each_tokens_own_length() -> None:
     case = SHAPES["prefill after a cached prefix, beside decodes"].case(torch.float32)
     spec = RopeSpec("dynamic", case.spec.rope.spec.inv_freq, factor=4.0, max_position_embeddings=64)

@@ -46,8 +46,8 @@ def decode_attention(
 ) -> None:
     """query [B, NH D or more] (rotated) -> out [B, NH D]; the new tokens' KV is in the pages already.
 
-    keys, values [pages, KVH, page_size, D]: one layer of the pool. page_table [B, P] int32; context_lengths [B] int32, of which
-    0 gives zeros (a row that pads the batch). Scratch: pieces [pieces_for, NH D] and masses [pieces_for, NH] float32.
+    keys, values [pages, KVH, page_size, D]: one layer of the pool. page_table [B, P] int32; context_lengths [B] int32, none
+    of them 0. Scratch: pieces [pieces_for, NH D] and masses [pieces_for, NH] float32.
     """
     _, kv_heads, page_size, head_dim = keys.shape
     batch, heads = len(query), masses.shape[1]
@@ -191,12 +191,12 @@ def _sum_kernel(
     rows = tl.arange(0, BLOCK_B)
     columns = tl.arange(0, BLOCK_D)
     blocks = _blocks_of(context_lengths, rows, batch, WINDOW, BLOCK_N)
-    work = tl.maximum(tl.sum(blocks, 0), 1)
+    work = tl.sum(blocks, 0)
     row_end = entry(tl.cumsum(blocks, 0), rows, row)
     row_start = row_end - entry(blocks, rows, row)
     # The share of block b is the last one that starts at or before it: share * work // shares <= b.
     first_share = ((row_start + 1) * shares - 1) // work
-    shares_end = tl.where(row_end > row_start, (row_end * shares - 1) // work + 1, first_share)
+    shares_end = (row_end * shares - 1) // work + 1
     best = float("-inf")
     mass = 0.0
     total = tl.zeros([BLOCK_D], dtype=tl.float32)
@@ -213,5 +213,5 @@ def _sum_kernel(
         total = total * fade + tl.sum(weights[:, None] * values, 0)
         mass = mass * fade + tl.sum(weights, 0)
         best = higher
-    mean = total / tl.where(mass > 0, mass, 1.0)
+    mean = total / mass
     tl.store(out + (row * HEADS + head) * HEAD_DIM + columns, mean.to(out.dtype.element_ty), mask=columns < HEAD_DIM)

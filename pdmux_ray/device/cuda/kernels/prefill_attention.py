@@ -48,6 +48,7 @@ def prefill_attention(
     sequences = len(context_lengths)
     rows = max(rows_a_block(len(query), heads, head_dim, sms), triton.next_power_of_2(group))
     queries_a_block = rows // group
+    alone = rows > _FEW_ROWS or head_dim > 128  # the CTA takes a whole SM: with 128 threads it would spill
     _block_kernel[(len(query) // queries_a_block + sequences, kv_heads)](
         query,
         keys,
@@ -70,8 +71,8 @@ def prefill_attention(
         BLOCK_M=rows,
         BLOCK_N=keys_a_block(keys, most=64),
         BLOCK_D=block_width(head_dim),
-        num_warps=8 if rows > _FEW_ROWS else 4,
-        num_stages=5 if rows > _FEW_ROWS else 4,  # one more block of keys in flight, where one CTA has the SM for itself
+        num_warps=8 if alone else 4,
+        num_stages=5 if alone else 4,  # one more block of keys in flight
     )
 
 

@@ -23,7 +23,7 @@ def rope_kv(
 ) -> None:
     """qkv [T, (NH + 2 KVH) D]: queries are normed and rotated in place; keys, alike, and values go into their slots.
 
-    slots [T] int64: page * page_size + offset; a negative one is not written (a row that pads the batch).
+    slots [T] int64: page * page_size + offset; a row that pads the batch has one of a page that nobody reads.
     angles [T] int64: which row of cos and sin [rows, D / 2] float32 turns each token.
     q_norm, k_norm [D]: weights of an RMS norm over each head, or both None. keys, values [pages, KVH, page_size, D].
     """
@@ -137,5 +137,4 @@ def _rope_kernel(
     tl.store(line + first_at, new_first, mask=inside & is_query)
     tl.store(line + first_at + HALF, new_second, mask=inside & is_query)
     slot = tl.load(slots + token)
-    if slot >= 0:
-        _write(keys, values, slot, head, column, inside, new_first, new_second, Q_HEADS, KV_HEADS, PAGE_SIZE, HEAD_DIM)
+    _write(keys, values, slot, head, column, inside, new_first, new_second, Q_HEADS, KV_HEADS, PAGE_SIZE, HEAD_DIM)
