@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import torch
 
-from pdmux_ray.device.cuda.streams import CudaStreams, Stream, Work
+from pdmux_ray.device.cuda.cuda_streams import CudaStreams
+from pdmux_ray.device.cuda.streams import Stream, Work
 from pdmux_ray.gpu_check.lab import Lab
 from pdmux_ray.gpu_check.report import Limit, Row
 

@@ -140,8 +140,8 @@ def _recording() -> Streams:
 
 
 def _of_gpu() -> Streams:
+    from pdmux_ray.device.cuda.cuda_streams import CudaStreams
     from pdmux_ray.device.cuda.driver import open_driver
-    from pdmux_ray.device.cuda.streams import CudaStreams
 
     try:
         open_driver()

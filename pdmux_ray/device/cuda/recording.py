@@ -2,8 +2,8 @@
 
 Nothing runs when it is put into a stream. When the host waits for an event, what the event depends on runs, after a random
 amount of other work that is free to run: so a stream may be far ahead of another one, or far behind, and a value that is read
-without having been waited for is not there. With one seed the order is always the same. A stand-in for `streams.CudaStreams` in
-tests and benches, for hand-offs between lanes that would go wrong once in a million steps on a GPU.
+without having been waited for is not there. With one seed the order is always the same. A stand-in for the streams of a GPU in
+tests and benches, for hand-offs between lanes that would go wrong once in a million steps there.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from pdmux_ray.device.cuda.streams import Event, Graph, Stream, Work, choose
+from pdmux_ray.device.cuda.green_context import Partition, Partitions
+from pdmux_ray.device.cuda.splits import SmResource
+from pdmux_ray.device.cuda.streams import Event, Graph, Stream, Work
 from pdmux_ray.types import Split
 
 _AHEAD = (0, 0, 1, 2, 5, 1000)  # how many pieces of work may run before what is waited for
@@ -126,16 +128,18 @@ class RecordingStreams:
         stray: set[int] | None = None,
     ) -> None:
         self.name, self.device = "recording", torch.device("cpu")
-        self.units, self.splits = units, splits
+        partitions = self.partitions = divided(units, splits)
+        self.units = units
+        self.splits: Sequence[Split] = partitions.splits
         self.forget, self.stray = forget, stray or set()
         self.now_s = 0.0
         self.all: list[RecordingStream] = []
         self._rng, self._free_bytes = random.Random(seed), free_bytes
-        whole = self._new("decode", units)
+        whole, pairs = self._new("decode", units), partitions.lanes.values()
         self.whole: Stream = whole
         self.copies: Stream = self._new("copies", units)
-        self._decode = {s.decode_units: self._new("decode", s.decode_units) for s in splits} | {units: whole}
-        self._prefill = {n: self._new("prefill", n) for n in [*(s.prefill_units for s in splits), units]}
+        self._decode = {lane: self._new("decode", lane.units) for _, lane in pairs} | {partitions.whole: whole}
+        self._prefill = {lane: self._new("prefill", lane.units) for lane in [*(lane for lane, _ in pairs), partitions.whole]}
 
     def _new(self, lane: str, units: int) -> RecordingStream:
         stream = RecordingStream(f"{lane} {units}", units, len(self.all) + 1, self)
@@ -143,10 +147,10 @@ class RecordingStreams:
         return stream
 
     def decode(self, split: Split) -> Stream:
-        return choose(self._decode, split.decode_units, "decode")
+        return self._decode[self.partitions.decode(split)]
 
     def prefill(self, split: Split) -> Stream:
-        return choose(self._prefill, split.prefill_units, "prefill")
+        return self._prefill[self.partitions.prefill(split)]
 
     def pinned(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         return torch.zeros(*shape, dtype=dtype)
@@ -193,3 +197,11 @@ class RecordingStreams:
             if isinstance(first, tuple):
                 self.reach(first[0])
             stream.step()
+
+
+def divided(units: int, splits: Sequence[Split]) -> Partitions:
+    """As if a device of so many units had been divided so; every partition has an address of its own."""
+    counts = [units, *(count for split in splits for count in (split.prefill_units, split.decode_units))]
+    whole, *parts = [Partition(count, count, address, address) for address, count in enumerate(counts, 1)]
+    lanes = dict(zip(splits, zip(parts[::2], parts[1::2], strict=True), strict=True))
+    return Partitions(SmResource(units, 1, 1), whole, lanes, structured=False)

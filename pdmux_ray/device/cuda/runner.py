@@ -9,10 +9,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pdmux_ray.device.cuda.cuda_streams import CudaStreams
 from pdmux_ray.device.cuda.prefill import Forward
 from pdmux_ray.device.cuda.probe import probe
 from pdmux_ray.device.cuda.startup import Kernels, Parts, start, triton_kernels
-from pdmux_ray.device.cuda.streams import CudaStreams, Event, Stream, Streams
+from pdmux_ray.device.cuda.streams import Event, Stream, Streams
 from pdmux_ray.engine.runner import GiveUp, PrefillSlice, StepBatch, StepOutput, never
 from pdmux_ray.model.config import DecoderConfig
 from pdmux_ray.types import Split

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from cuda.bindings import driver as cuda
 
+from pdmux_ray.device.cuda.cuda_streams import CudaStream, CudaStreams, kernel_contexts, left_alone
 from pdmux_ray.device.cuda.driver import CudaError, CudaUnavailableError, Driver
-from pdmux_ray.device.cuda.streams import CudaStreams, kernel_contexts
+from pdmux_ray.device.cuda.recording import divided
+from pdmux_ray.device.gpus import has_gpu
+from pdmux_ray.types import Split
 
 pytestmark = pytest.mark.cpu
 
@@ -62,6 +67,90 @@ def test_a_graph_that_the_driver_refuses_is_an_error_that_names_the_call() -> No
         kernel_contexts(Driver(FakeGraphs()), "no graph")
 
 
+@pytest.mark.skipif(has_gpu(), reason="this machine has a GPU")
 def test_without_a_driver_there_are_no_streams_and_the_error_says_what_runs_instead() -> None:
     with pytest.raises(CudaUnavailableError, match=r"configs/cpu-mux.yaml"):
         CudaStreams()
+
+
+class FakeGraph:
+    """torch.cuda.CUDAGraph, as far as a capture goes: what was asked of it, with the hint that products were captured under."""
+
+    def __init__(self, keep_graph: bool) -> None:
+        self.calls: list[Any] = [("made", keep_graph)]
+
+    def capture_begin(self, pool: Any, capture_error_mode: str) -> None:
+        self.calls.append(("begin", pool, capture_error_mode))
+
+    def capture_end(self) -> None:
+        self.calls.append("end")
+
+    def instantiate(self) -> None:
+        self.calls.append("instantiated")
+
+    def replay(self) -> None:
+        self.calls.append("replayed")
+
+
+@pytest.fixture
+def graphs(monkeypatch: pytest.MonkeyPatch) -> list[FakeGraph]:
+    """Those that are made."""
+    made: list[FakeGraph] = []
+
+    class Noted(FakeGraph):
+        def __init__(self, keep_graph: bool) -> None:
+            super().__init__(keep_graph)
+            made.append(self)
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Noted)
+    return made
+
+
+def hint() -> int | None:
+    return torch._C._get_sm_carveout_experimental()
+
+
+def fail() -> None:
+    raise IndexError
+
+
+def lane(carveout: int | None) -> CudaStream:
+    return CudaStream(None, context=7, units=24, carveout=carveout, pool="pool")
+
+
+HOW: list[Callable[[CudaStream], Any]] = [lambda stream: stream.run, lambda stream: stream.capture]
+
+
+@pytest.mark.parametrize("how", HOW, ids=["launched", "captured"])
+@pytest.mark.parametrize("carveout", [108, None])
+def test_products_of_a_lane_are_told_how_many_sms_to_leave_alone_and_nobody_elses_are(
+    graphs: list[FakeGraph], how: Callable[[CudaStream], Any], carveout: int | None
+) -> None:
+    seen: list[int | None] = []
+    how(lane(carveout))(lambda: seen.append(hint()))
+    assert seen == [carveout]
+    assert hint() is None
+    with pytest.raises(IndexError):
+        how(lane(carveout))(fail)
+    assert hint() is None
+
+
+def test_a_lane_leaves_alone_the_sms_that_are_not_its_own() -> None:
+    partitions = divided(132, [Split(108, 24)])
+    ((prefill, decode),) = partitions.lanes.values()
+    assert [left_alone(132, part) for part in (prefill, decode, partitions.whole)] == [24, 108, None]
+
+
+def test_a_capture_keeps_its_nodes_in_the_pool_of_its_lane_and_lets_other_threads_call_cuda(graphs: list[FakeGraph]) -> None:
+    stream = lane(108)
+    graph = stream.capture(lambda: None)
+    stream.replay(graph)
+    assert [made.calls for made in graphs] == [
+        [("made", True), ("begin", "pool", "thread_local"), "end", "instantiated", "replayed"]
+    ]
+
+
+def test_a_capture_that_fails_is_ended_so_that_the_stream_can_be_used_again(graphs: list[FakeGraph]) -> None:
+    with pytest.raises(IndexError):
+        lane(108).capture(fail)
+    assert graphs[0].calls[-1] == "end"

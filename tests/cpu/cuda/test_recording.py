@@ -131,7 +131,22 @@ def test_lanes_have_streams_of_the_splits_and_of_the_whole_device() -> None:
     assert streams.decode(Split(6, 8)) is streams.whole
     assert streams.prefill(Split(6, 2)) is streams.prefill(Split(6, 8))
     assert [streams.prefill(split).units for split in (*streams.splits, Split(8, 8))] == [6, 4, 2, 8]
-    with pytest.raises(ValueError, match="no decode lane has 3 units; there are lanes of 2, 4, 6, 8"):
-        streams.decode(Split(5, 3))
-    with pytest.raises(ValueError, match="no prefill lane has 5 units"):
-        streams.prefill(Split(5, 3))
+
+
+@pytest.mark.parametrize("split", [Split(5, 3), Split(6, 4), Split(2, 2)], ids=str)
+def test_a_split_that_was_not_made_is_refused_though_its_parts_are_there(split: Split) -> None:
+    """As by a GPU: the two lanes might share SMs."""
+    streams = RecordingStreams()
+    for lane in (streams.decode, streams.prefill):
+        with pytest.raises(ValueError, match=r"is not divided .*; the splits are 6/2, 4/4, 2/6"):
+            lane(split)
+    with pytest.raises(ValueError, match="no prefill lane has 5 SMs"):
+        streams.prefill(Split(5, 8))
+
+
+def test_splits_that_have_as_many_units_for_one_lane_have_a_stream_each() -> None:
+    """Where the driver made other sizes than asked."""
+    first, second = Split(6, 2), Split(4, 2)
+    streams = RecordingStreams(splits=(first, second))
+    assert streams.decode(first) is not streams.decode(second)
+    assert streams.context(streams.decode(first)) != streams.context(streams.decode(second))
