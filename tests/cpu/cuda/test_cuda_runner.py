@@ -21,6 +21,7 @@ from pdmux_ray.device.cuda.graphs import GraphContextError
 from pdmux_ray.device.cuda.prefill import cut
 from pdmux_ray.device.cuda.recording import RecordingStreams
 from pdmux_ray.device.cuda.runner import CudaRunner
+from pdmux_ray.device.gpus import has_gpu
 from pdmux_ray.engine.runner import LaneRunner, PrefillSlice, StepBatch
 from pdmux_ray.errors import ConfigError
 from pdmux_ray.types import SamplingParams, Split
@@ -213,7 +214,7 @@ def test_levels_and_buckets_have_a_graph_each_and_no_step_captures_one(model_dir
 
 
 def test_a_kernel_that_escapes_its_partition_is_an_error_that_says_what_to_do(model_dir: Path) -> None:
-    with pytest.raises(GraphContextError, match=r"8 SMs, batch 6, has kernels in 1 other contexts"):
+    with pytest.raises(GraphContextError, match=r"8 SMs, batch 6, has kernels in 1 other contexts.*install .*gpu\.txt"):
         CudaRunner(model_dir, settings(), RecordingStreams(stray={99}), REFERENCE)
 
 
@@ -230,7 +231,7 @@ def test_what_a_lane_cannot_do_is_refused_with_a_reason(model_dir: Path) -> None
         runner.launch(StepBatch([], [whole(sequence)]), split=HALVES)
     with pytest.raises(ValueError, match="a step with prefills is a single one"):
         runner.launch(StepBatch([], [whole(sequence)], 2))
-    with pytest.raises(ValueError, match="no decode lane has 3 units; there are lanes of 2, 4, 6, 8"):
+    with pytest.raises(ValueError, match="the device is not divided 5/3; the splits are 6/2, 4/4, 2/6"):
         runner.launch(StepBatch([sequence], []), split=Split(5, 3))
     with pytest.raises(ValueError, match="a burst of 4 steps: it may have 1 to 3"):
         runner.launch(StepBatch([sequence], [], 4))
@@ -309,11 +310,13 @@ def test_a_pool_that_does_not_fit_or_holds_no_page_is_an_error_that_says_so(mode
         CudaRunner(model_dir, settings(kv_cache_gib=4e-6), RecordingStreams(), REFERENCE)
 
 
+@pytest.mark.skipif(has_gpu(), reason="this machine has a GPU")
 def test_cuda_without_a_gpu_is_an_error_that_names_the_config_for_a_cpu(model_dir: Path) -> None:
     with pytest.raises(ConfigError, match=r"needs an NVIDIA GPU.*configs/cpu-mux.yaml"):
         build_runner(model_dir, settings())
 
 
+@pytest.mark.skipif(has_gpu(), reason="this machine has a GPU")
 def test_auto_is_the_cpu_where_there_is_no_gpu(model_dir: Path) -> None:
     runner = build_runner(model_dir, settings(device="auto"))
     assert isinstance(runner, CpuRunner)
