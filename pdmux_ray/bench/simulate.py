@@ -52,13 +52,14 @@ def _simulate(args: argparse.Namespace) -> int:
     job = _job(args, config)
     setup = _setup(args, config, job)
     simulated(setup, [PlannedRequest(0, 0.0, Ask((1,), 1))])  # what no engine takes is told now
+    terms, notes = _terms(setup, job)
     reserve(args.out, args.force)
     with measured() as outcome:
-        terms, notes = _terms(setup, job)
         session = Session(args.config.stem, args.out, terms, {**_conditions(args, setup), **job.load()})
         session.notes += [command_here(), WHAT, *_notes(setup), *job.description, *notes]
         outcome.sessions.append(session)
-        print_line(console, f"{_fleet(config)} of {setup.device.name}; SLO: {figures.slo(terms.slo)}")
+        pool = f"KV of {setup.device.layout.pages * setup.device.layout.page_size:,} tokens"
+        print_line(console, f"{_fleet(config)} of {setup.device.name}, {pool}; SLO: {figures.slo(terms.slo)}")
         with Progress(float(sum(map(job.offer.count, job.levels))), console) as progress:
             for index, run in enumerate(runs(setup, job.levels, progress, usable_cores())):
                 session.add(RunRecord(run.rate, run.lifelines))

@@ -20,7 +20,7 @@ from pdmux_ray.bench.timeline import Fetched, run_samples
 from pdmux_ray.config import AppConfig
 from pdmux_ray.engine.timeline import KEPT
 from pdmux_ray.errors import ConfigError
-from pdmux_ray.metrics.lifeline import Lifeline
+from pdmux_ray.metrics.lifeline import Ending, Lifeline
 from pdmux_ray.metrics.slo_text import SoloLatency
 from pdmux_ray.metrics.trace import Source, Trace, chrome_trace
 from pdmux_ray.report import figures
@@ -96,9 +96,11 @@ def idle_latency(setup: Setup, plan: SoloPlan) -> SoloLatency:
         return simulated(setup, [PlannedRequest(0, 0.0, Ask(prompt, plan.output_tokens))]).lifelines[0]
 
     done = [[alone(prompt) for prompt in prompts] for prompts in plan.prompts]
-    solo = solo_latency(done) if all(life.token_s for alike in done for life in alike) else None
+    answered = [life for alike in done for life in alike if life.ending is Ending.COMPLETE]
+    solo = solo_latency(done) if len(answered) == sum(map(len, done)) else None
     if solo is None:
-        raise ConfigError("an idle fleet does not answer such prompts: state the SLO in seconds to see why.")
+        why = next((life.error for alike in done for life in alike if life.error), "answers of one token have no ITL.")
+        raise ConfigError(f"an idle fleet gives no latency that --slo could be a multiple of: {why}")
     return solo
 
 

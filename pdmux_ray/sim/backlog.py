@@ -20,9 +20,10 @@ def falls_behind(lifelines: Sequence[Lifeline]) -> str | None:
     half, last = _waiting(lifelines, half_s), _waiting(lifelines, last_s)
     if last <= max(FEW, MOST_WAITING * len(lifelines), GROWTH * half):
         return None
+    refused = next((f" The first that was refused: {life.error}" for life in lifelines if life.error), "")
     return (
         f"the rate cannot be carried: {last} of {len(lifelines)} requests had no first token when the last one came, {half} "
-        "when half of them had come. The longer such a run, the worse its figures."
+        f"when half of them had come. The longer such a run, the worse its figures.{refused}"
     )
 
 

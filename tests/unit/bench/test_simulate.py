@@ -144,6 +144,7 @@ def test_it_leaves_what_bench_leaves(tmp_path: Path, capsys: pytest.CaptureFixtu
         (("--gpu", "H200", *GOOD, "--set", "engine.context_length=999999"), "the model is made for 131072 tokens"),
         (("--gpu", "H200", *GOOD, "--set", "engine.mod=auto"), "did you mean 'mode'"),
         (("--gpu", "H200", *GOOD, "--concurrency", "4"), "unrecognized arguments"),
+        (("--gpu", "H200", *GOOD[:-1], "ttft=5x", "--set", "engine.context_length=16"), "maximum context length is 16 tokens"),
     ],
 )
 def test_what_cannot_be_simulated_is_told_and_nothing_is_written(

@@ -27,3 +27,12 @@ def test_a_queue_that_does_not_grow_is_not() -> None:
 
 def test_a_few_who_wait_are_no_sign() -> None:
     assert falls_behind(queue(12, 5.0)) is None
+
+
+def test_requests_that_were_refused_wait_for_ever_and_the_first_reason_is_told() -> None:
+    refused = [served(due_s=float(due)) for due in range(40)]
+    for life in refused:
+        life.fail(life.due_s, f"refused at {life.due_s:g}")
+    told = falls_behind(refused)
+    assert told is not None
+    assert told.endswith("The first that was refused: refused at 0")
