@@ -65,8 +65,8 @@ def capture(streams: Streams, stream: Stream, lane: DecodeLane, decoder: Decoder
     if strangers := found - {wanted, 0}:
         raise GraphContextError(
             f"the decode graph of {stream.units} SMs, batch {bucket.size}, has kernels in {len(strangers)} other contexts: "
-            "they would run on SMs of the other lane. A library launched them on a stream of its own: install the versions that "
-            "deploy/requirements/gpu.txt names, or report this with those of torch, triton and the driver."
+            "they would run on SMs of the other lane. A library launched them on a stream of its own: install the versions in "
+            "deploy/requirements/gpu.txt, or report this with those of torch, triton and the driver."
         )
     return graph, found == {wanted}
 

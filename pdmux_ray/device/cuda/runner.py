@@ -44,7 +44,7 @@ class Chain:
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """Of a job, in flight or just collected. `started`, `ended`: the stream reached its work, and passed it."""
+    """Of a job, in flight. `started`, `ended`: the stream reached its work, and passed it."""
 
     job_id: int
     forward: Forward
@@ -98,7 +98,7 @@ class CudaRunner:
         self._decodes_end: Event | None = None
         self._jobs: dict[int, Forward] = {}
         self._block: _Block | None = None  # in flight
-        self._collected: _Block | None = None  # the last one; it may still run
+        self._collected: tuple[Event, Event] | None = None  # start and end of the last one, which may still run
         self._to_follow: Event | None = None  # the end of a block that was collected, while no decode step follows it
         self._one_pass: _OnePass | None = None
 
@@ -179,7 +179,7 @@ class CudaRunner:
         block, self._block = self._block, None
         if block is None:
             raise RuntimeError("collect_block was called without a block in flight")
-        self._collected, self._to_follow = block, block.ended
+        self._collected, self._to_follow = (block.started, block.ended), block.ended
         if block.forward.layers < self.layers:
             return None
         del self._jobs[block.job_id]
@@ -193,8 +193,9 @@ class CudaRunner:
         """See `LaneRunner`; by the device's clock. Waits for the block."""
         if self._collected is None:
             return 0.0
-        self._collected.ended.wait()
-        return self._collected.ended.seconds_since(self._collected.started)
+        started, ended = self._collected
+        ended.wait()
+        return ended.seconds_since(started)
 
     def drop_job(self, job_id: int) -> None:
         if self._block is not None and self._block.job_id == job_id:

@@ -91,7 +91,9 @@ def start(model_dir: Path, config: EngineConfig, model: DecoderConfig, streams: 
     loader = kernels.ops(small, maker.decode_scratch, streams.units)
     weights = load_decoder(model_dir, dtype, loader, config.load, model, streams.device)
     graphs_bytes = maker.rehearse(weights, small, pass_tokens)
-    jobs = (max(pass_tokens, model.context_length), pass_tokens)  # tokens of the longest, and of one that overtakes it
+    # Tokens of the longest job, and of one that overtakes it. With more of them open at once torch asks the driver, which may
+    # wait for the device; when that has no memory, the requests of the job that is to be opened end with an error.
+    jobs = (max(pass_tokens, model.context_length), pass_tokens)
     jobs_bytes = sum(jobs) * (model.hidden * dtype.itemsize + _TOKEN_BYTES)
     layout = pool_layout(config, model, dtype, streams.free_bytes() - graphs_bytes - jobs_bytes)
     pool = allocate(layout, dtype, streams.device)

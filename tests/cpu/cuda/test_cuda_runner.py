@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -269,6 +270,19 @@ def test_what_a_block_took_is_the_device_s_time_from_its_launch_to_its_end(model
     while not runner.block_done():
         pass
     assert runner.collect_block() is None
+    assert runner.block_s > 0
+
+
+def test_a_job_that_has_ended_leaves_its_memory_to_the_next_one(model_dir: Path) -> None:
+    """There is room for one job of the longest context, and two may come one after the other."""
+    runner, _ = recorded_runner(model_dir)
+    sequence = Sequence(prompt(9, 9), [1, 2, 3])
+    runner.open_job(0, [whole(sequence)])
+    hidden = weakref.ref(runner._jobs[0].hidden)
+    for end in (1, 3):
+        runner.launch_block(0, end, HALVES)
+        runner.collect_block()
+    assert hidden() is None
     assert runner.block_s > 0
 
 
