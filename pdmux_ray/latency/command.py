@@ -25,23 +25,25 @@ GPU_NEW_TOKENS, GPU_CONTEXT_TOKENS = 8_192, 262_144  # of a prefill and of a dec
 def add_profile(parser: argparse.ArgumentParser) -> None:
     parser.description = "Measures how long steps take on this machine, and fits what policies predict with; docs/profiling.md."
     parser.add_argument("config", type=Path, metavar="CONFIG", help="the Serve config file of the instance")
+    text = "another value for one of its keys, such as model=DIRECTORY; may be repeated; scripts/serve takes the same"
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help=text)
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="the profile; its curves go to FILE.html")
     parser.add_argument("--force", action="store_true", help="replace the profile that FILE has")
     parser.set_defaults(run=_run)
 
 
 def _run(args: argparse.Namespace) -> int:
-    from pdmux_ray.config import load_app_config
+    from pdmux_ray.config import load_serve_config
     from pdmux_ray.device.base import build_runner
     from pdmux_ray.engine.runner import LaneRunner
     from pdmux_ray.model.source import resolve
 
     if args.out.exists() and not args.force:
         raise ConfigError(f"{args.out} is there already; --force replaces it")
-    config = load_app_config(args.config)
+    _, config = load_serve_config(args.config, args.set)
     engine = config.engine
     if engine.device == "fake":
-        raise ConfigError(f"{args.config} has device: fake, whose times are settings: there is nothing to measure")
+        raise ConfigError("device: fake has times that are settings: there is nothing to measure")
     if engine.mode in ONE_PASS_MODES:  # whose device needs no lanes
         engine = engine.model_copy(update={"mode": Mode.AUTO})
     model_dir = resolve(config.model, engine.reads_weights)

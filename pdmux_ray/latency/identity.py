@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict
 
 from pdmux_ray.errors import ConfigError
 
-MEASURE = "Measure here: pdmux profile CONFIG --out FILE"
+MEASURE = "Measure here, with every --set that the server has: pdmux profile CONFIG --out FILE"
 
 
 class ProfileMismatchError(ConfigError):
