@@ -28,7 +28,7 @@ BESIDE = Limit(1.4)  # p99 of a step beside a prefill, by the median alone on th
 SWITCH_US = Limit(200.0)  # what the first step after a change of the split costs more
 HOST_MS = Limit(0.5)  # of a decode step
 ITL_S = 0.02  # the objective by which a level is picked: that of the public MuxWise code for an 8B model
-BURST = 8  # decode steps that are launched together, where the runner takes so many
+MOST_STEPS = 8  # decode steps that are launched together, where the runner takes so many
 
 _BLOCK_S = 0.02  # of a prefill's blocks
 _LOOKS = 30  # of what the host spends
@@ -65,7 +65,8 @@ def prefill(lab: Lab) -> Iterator[Row]:
 
 def beside(lab: Lab) -> Iterator[Row]:
     """Decodes alone, then beside a prefill that never ends, on each level. The level that is judged is the one with the fewest
-    SMs for decode whose p99 keeps the objective, which is how the dispatcher picks; when none does, the one nearest to it."""
+    SMs for decode whose measured p99 keeps the objective; when none does, the one nearest to it. The dispatcher takes the same
+    rule to predicted bounds (`policy.sharing.fewest_units`), so it may pick another level."""
     found: list[tuple[float, str, float]] = []
     for name, split in lab.each_split():
         alone = _decodes(lab, split)[0]
@@ -89,8 +90,9 @@ def switch(lab: Lab) -> Iterator[Row]:
 
 
 def host(lab: Lab) -> Iterator[Row]:
-    """Launch, and collect when the device is done: what a step costs the host when it waits for nothing. What planning costs is
-    in docs/performance.md, "The control plane"."""
+    """Launch, and collect when the device is done: what a step costs the host when it waits for nothing. Then what a step of
+    the whole engine takes more than the runner's own, in bursts, in single steps, and in those beside a prefill's blocks: planning
+    and publishing too, and the device's idle time between two launches."""
     runner, sizes = _open(lab), lab.sizes
     sequences = still(runner, sizes.decode_batch, sizes.decode_context)
     step_s = max(burst_s(runner, sequences, WARM_UP))
@@ -108,7 +110,7 @@ def host(lab: Lab) -> Iterator[Row]:
 
 def still(runner: CudaRunner, batch: int, context: int) -> list[StillSequence]:
     """Requests of so many tokens that never grow, with pages for a burst of steps."""
-    count = -(-(context + BURST) // runner.page_size)
+    count = -(-(context + MOST_STEPS) // runner.page_size)
     return [
         StillSequence(f"check-{row}", [row % 64] * context, list(range(row * count, (row + 1) * count))) for row in range(batch)
     ]
@@ -116,7 +118,7 @@ def still(runner: CudaRunner, batch: int, context: int) -> list[StillSequence]:
 
 def burst_s(runner: CudaRunner, sequences: Sequence[StillSequence], count: int) -> list[float]:
     """Seconds a decode step on every SM, by bursts of as many as the runner takes."""
-    steps = min(BURST, runner.most_steps)
+    steps = min(MOST_STEPS, runner.most_steps)
     found: list[float] = []
     for turn in range(WARM_UP + -(-count // steps)):
         begin = time.perf_counter()

@@ -34,7 +34,7 @@ class StepShape:
     """The largest step that a lane takes."""
 
     buckets: tuple[int, ...]  # batch sizes that there are graphs of, ascending
-    steps: int  # of a burst
+    most_steps: int  # of a burst
     page_size: int  # tokens
 
     @property
@@ -46,7 +46,7 @@ def _packed(size: int, shape: StepShape, most_pages: int) -> Packed:
     """The inputs of `size` rows."""
     rows = {"token_ids": torch.int64, "positions": torch.int64, "prompts": torch.int64, **SAMPLING}
     fields = {name: Field((size,), dtype) for name, dtype in rows.items()}
-    fields["uniforms"] = Field((shape.steps, size), torch.float32)
+    fields["uniforms"] = Field((shape.most_steps, size), torch.float32)
     fields["step"] = Field((1,), torch.int64)  # of the burst, counted by the device
     fields["page_table"] = Field((size, most_pages), torch.int32)
     return Packed(fields)
@@ -60,17 +60,18 @@ class Bucket:
         packed = _packed(size, lane.shape, lane.most_pages)
         self.size, self._lane, self._nbytes = size, lane, packed.nbytes
         self.host, tensors = packed.arrays(lane.pinned), packed.tensors(lane.inputs)
-        made = {name: tensor[:size] for name, tensor in lane.made.items()}
-        self._tensors, self._pages, self._offsets, self._uniforms = tensors, made["pages"], made["offsets"], made["uniforms"]
+        derived = {name: tensor[:size] for name, tensor in lane.derived.items()}
+        self._tensors, self._pages, self._offsets = tensors, derived["pages"], derived["offsets"]
+        self._uniforms = derived["uniforms"]
         self.token_ids = tensors["token_ids"]
-        self.sampling = SamplingRows.of(tensors, made["uniforms"])
+        self.sampling = SamplingRows.of(tensors, derived["uniforms"])
         self.batch = AttentionBatch(
             positions=tensors["positions"],
-            slots=made["slots"],
-            query_starts=lane.made["query_starts"][: size + 1],
-            context_lengths=made["contexts"],
+            slots=derived["slots"],
+            query_starts=lane.derived["query_starts"][: size + 1],
+            context_lengths=derived["contexts"],
             page_table=tensors["page_table"],
-            rope_lengths=made["rope_lengths"] if lane.model.rope.dynamic else None,
+            rope_lengths=derived["rope_lengths"] if lane.model.rope.dynamic else None,
         )
 
     def receive(self) -> None:
@@ -93,7 +94,7 @@ class Bucket:
         """Work: the inputs of the burst's next step; the token ids are those sampled. At the context's end a row stays where it
         is: the host has ended it, and throws away what comes of it."""
         self.batch.positions.add_(1).clamp_(max=self._lane.model.context_length - 1)
-        self._tensors["step"].add_(1).clamp_(max=self._lane.shape.steps - 1)
+        self._tensors["step"].add_(1).clamp_(max=self._lane.shape.most_steps - 1)
 
 
 @dataclass(slots=True)
@@ -117,10 +118,11 @@ class DecodeLane:
         self.inputs = torch.zeros(len(self.pinned), dtype=torch.uint8, device=device)
         dtypes = {"pages": torch.int32, "offsets": torch.int64, "slots": torch.int64, "uniforms": torch.float32}
         dtypes |= {"contexts": torch.int32, "rope_lengths": torch.int64}
-        self.made = {name: torch.zeros(rows, dtype=dtype, device=device) for name, dtype in dtypes.items()}
-        self.made["query_starts"] = torch.arange(rows + 1, dtype=torch.int32, device=device)
+        # What the device makes of each step's inputs (`Bucket.locate`); query_starts stay as they are.
+        self.derived = {name: torch.zeros(rows, dtype=dtype, device=device) for name, dtype in dtypes.items()}
+        self.derived["query_starts"] = torch.arange(rows + 1, dtype=torch.int32, device=device)
         self.logits = torch.zeros(rows, model.vocab_size, device=device)
-        self._answers = Answers(streams, shape.steps, rows, model.vocab_size)
+        self._answers = Answers(streams, shape.most_steps, rows, model.vocab_size)
         self._burst: _Burst | None = None
         self.buckets = {size: Bucket(size, self) for size in shape.buckets}
 
@@ -152,8 +154,9 @@ class DecodeLane:
         the host.
         """
         hosted = host_sampled(sequences)
-        if not 1 <= steps <= (1 if hosted else self.shape.steps):
-            raise ValueError(f"a burst of {steps} steps: it may have 1 to {self.shape.steps}, 1 when the host samples a row")
+        most = self.shape.most_steps
+        if not 1 <= steps <= (1 if hosted else most):
+            raise ValueError(f"a burst of {steps} steps: it may have 1 to {most}, 1 when the host samples a row")
         bucket, rows, events = self.bucket_for(len(sequences)), len(sequences), deque[Event]()
         self._fill(bucket, sequences, steps)
         stream.run(bucket.receive)
