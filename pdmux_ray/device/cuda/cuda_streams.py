@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -35,13 +35,40 @@ class CudaEvent:
         return float(earlier.event.elapsed_time(self.event)) / 1e3
 
 
-class CudaStream:
-    """A `Stream` over torch's. `stream` belongs to the partition, which outlives it; the current context stays the primary one.
+class GraphPool:
+    """Memory that captured graphs share: those of one lane, which never run at the same time.
 
-    Captured graphs share the memory pool of their lane, `pool`: those of one lane never run at the same time.
+    torch takes a pool for dead when its last graph is, and then fails every capture into it. So one graph, which is never
+    replayed, stays as long as the pool.
     """
 
-    def __init__(self, stream: Any, context: int, units: int, carveout: int | None, pool: Any) -> None:
+    def __init__(self, handle: Any, stream: Any, number: Tensor) -> None:
+        """`handle`, `stream`: torch's. `number`: on the device, of any shape; it is changed."""
+        self._handle = handle
+        with torch.cuda.stream(stream):
+            number.add_(1)  # loads the kernel, which a capture must not
+            self._held = self.capture(lambda: number.add_(1))
+
+    def capture(self, work: Callable[[], object]) -> torch.cuda.CUDAGraph:
+        """On the current stream. Kept beside its executable form, so that its nodes can be looked at. Other threads may call
+        CUDA meanwhile. Raises what `work` raises."""
+        graph = torch.cuda.CUDAGraph(keep_graph=True)
+        graph.capture_begin(pool=self._handle, capture_error_mode="thread_local")
+        try:
+            work()
+        except BaseException:
+            with suppress(RuntimeError):  # it would only say that what was captured is not valid
+                graph.capture_end()
+            raise
+        graph.capture_end()
+        return graph
+
+
+class CudaStream:
+    """A `Stream` over torch's. `stream` belongs to the partition, which outlives it; the current context stays the primary one.
+    `pool`: its lane's."""
+
+    def __init__(self, stream: Any, context: int, units: int, carveout: int | None, pool: GraphPool) -> None:
         """`stream`: torch's; None: the current one. `carveout`: how many SMs of the device matrix products should leave alone;
         None: the hint is not set."""
         self.units, self.context = units, context
@@ -59,14 +86,8 @@ class CudaStream:
             work()
 
     def capture(self, work: Work) -> torch.cuda.CUDAGraph:
-        """Kept beside its executable form, so that its nodes can be looked at. Other threads may call CUDA meanwhile."""
-        graph = torch.cuda.CUDAGraph(keep_graph=True)
         with self._current():
-            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-            try:
-                work()
-            finally:
-                graph.capture_end()
+            graph = self._pool.capture(work)
         graph.instantiate()
         return graph
 
@@ -109,16 +130,19 @@ class CudaStreams:
         partitions = self.partitions = make_partitions(device_index, asked)
         self.splits: Sequence[Split] = partitions.splits
         self.units = partitions.whole.units
-        decodes, prefills = torch.cuda.graph_pool_handle(), torch.cuda.graph_pool_handle()
+        alone_on, copies_on = _untyped.Stream(self.device), _untyped.Stream(self.device)
+        number = torch.zeros(1, device=self.device)
+        decodes, prefills = (GraphPool(torch.cuda.graph_pool_handle(), alone_on, number) for _ in range(2))
+        self.settle()  # before others may have `number`'s memory
         whole, context = self._of(partitions.whole, decodes), partitions.whole.context
-        alone = CudaStream(_untyped.Stream(self.device), context, self.units, None, prefills)
+        alone = CudaStream(alone_on, context, self.units, None, prefills)
         self.whole: Stream = whole
-        self.copies: Stream = CudaStream(_untyped.Stream(self.device), context, self.units, None, prefills)
+        self.copies: Stream = CudaStream(copies_on, context, self.units, None, prefills)
         pairs = partitions.lanes.values()
         self._prefill = {prefill: self._of(prefill, prefills) for prefill, _ in pairs} | {partitions.whole: alone}
         self._decode = {decode: self._of(decode, decodes) for _, decode in pairs} | {partitions.whole: whole}
 
-    def _of(self, partition: Partition, pool: Any) -> CudaStream:
+    def _of(self, partition: Partition, pool: GraphPool) -> CudaStream:
         stream = _untyped.ExternalStream(partition.stream, device=self.device)
         return CudaStream(stream, partition.context, partition.units, left_alone(self.units, partition), pool)
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from cuda.bindings import driver as cuda
 
-from pdmux_ray.device.cuda.cuda_streams import CudaStream, CudaStreams, kernel_contexts, left_alone
+from pdmux_ray.device.cuda.cuda_streams import CudaStream, CudaStreams, GraphPool, kernel_contexts, left_alone
 from pdmux_ray.device.cuda.driver import CudaError, CudaUnavailableError, Driver
 from pdmux_ray.device.cuda.recording import divided
 from pdmux_ray.device.gpus import has_gpu
@@ -74,16 +75,24 @@ def test_without_a_driver_there_are_no_streams_and_the_error_says_what_runs_inst
 
 
 class FakeGraph:
-    """torch.cuda.CUDAGraph, as far as a capture goes: what was asked of it, with the hint that products were captured under."""
+    """torch.cuda.CUDAGraph, as far as a capture goes. As torch's, it refuses a pool whose graphs have all died, and its capture
+    ends with an error when what was captured is not valid."""
+
+    pools: ClassVar[dict[Any, weakref.WeakSet[FakeGraph]]] = {}
+    valid = True
 
     def __init__(self, keep_graph: bool) -> None:
         self.calls: list[Any] = [("made", keep_graph)]
 
     def capture_begin(self, pool: Any, capture_error_mode: str) -> None:
+        assert pool not in self.pools or len(self.pools[pool]) > 0, "use_count > 0 INTERNAL ASSERT FAILED"
+        self.pools.setdefault(pool, weakref.WeakSet()).add(self)
         self.calls.append(("begin", pool, capture_error_mode))
 
     def capture_end(self) -> None:
         self.calls.append("end")
+        if not self.valid:
+            raise RuntimeError("operation failed due to a previous error during capture")
 
     def instantiate(self) -> None:
         self.calls.append("instantiated")
@@ -92,18 +101,15 @@ class FakeGraph:
         self.calls.append("replayed")
 
 
-@pytest.fixture
-def graphs(monkeypatch: pytest.MonkeyPatch) -> list[FakeGraph]:
-    """Those that are made."""
-    made: list[FakeGraph] = []
+@pytest.fixture(autouse=True)
+def graphs(monkeypatch: pytest.MonkeyPatch) -> type[FakeGraph]:
+    """The class of those that are made, with no pools yet."""
 
-    class Noted(FakeGraph):
-        def __init__(self, keep_graph: bool) -> None:
-            super().__init__(keep_graph)
-            made.append(self)
+    class Graph(FakeGraph):
+        pools: ClassVar[dict[Any, weakref.WeakSet[FakeGraph]]] = {}
 
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", Noted)
-    return made
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    return Graph
 
 
 def hint() -> int | None:
@@ -114,8 +120,9 @@ def fail() -> None:
     raise IndexError
 
 
-def lane(carveout: int | None) -> CudaStream:
-    return CudaStream(None, context=7, units=24, carveout=carveout, pool="pool")
+def lane(carveout: int | None, pool: object = None) -> CudaStream:
+    pool = object() if pool is None else pool
+    return CudaStream(None, context=7, units=24, carveout=carveout, pool=GraphPool(pool, None, torch.zeros(1)))
 
 
 HOW: list[Callable[[CudaStream], Any]] = [lambda stream: stream.run, lambda stream: stream.capture]
@@ -124,7 +131,7 @@ HOW: list[Callable[[CudaStream], Any]] = [lambda stream: stream.run, lambda stre
 @pytest.mark.parametrize("how", HOW, ids=["launched", "captured"])
 @pytest.mark.parametrize("carveout", [108, None])
 def test_products_of_a_lane_are_told_how_many_sms_to_leave_alone_and_nobody_elses_are(
-    graphs: list[FakeGraph], how: Callable[[CudaStream], Any], carveout: int | None
+    how: Callable[[CudaStream], Any], carveout: int | None
 ) -> None:
     seen: list[int | None] = []
     how(lane(carveout))(lambda: seen.append(hint()))
@@ -141,16 +148,31 @@ def test_a_lane_leaves_alone_the_sms_that_are_not_its_own() -> None:
     assert [left_alone(132, part) for part in (prefill, decode, partitions.whole)] == [24, 108, None]
 
 
-def test_a_capture_keeps_its_nodes_in_the_pool_of_its_lane_and_lets_other_threads_call_cuda(graphs: list[FakeGraph]) -> None:
-    stream = lane(108)
-    graph = stream.capture(lambda: None)
+def test_a_capture_keeps_its_nodes_in_the_pool_of_its_lane_and_lets_other_threads_call_cuda() -> None:
+    stream = lane(108, "pool")
+    graph: Any = stream.capture(lambda: None)
     stream.replay(graph)
-    assert [made.calls for made in graphs] == [
-        [("made", True), ("begin", "pool", "thread_local"), "end", "instantiated", "replayed"]
-    ]
+    assert graph.calls == [("made", True), ("begin", "pool", "thread_local"), "end", "instantiated", "replayed"]
 
 
-def test_a_capture_that_fails_is_ended_so_that_the_stream_can_be_used_again(graphs: list[FakeGraph]) -> None:
+def test_a_lane_captures_again_when_all_its_graphs_have_died(graphs: type[FakeGraph]) -> None:
+    stream = lane(108, "pool")
+    first = weakref.ref(stream.capture(lambda: None))
+    assert first() is None
+    stream.capture(lambda: None)
+    assert len(graphs.pools["pool"]) == 1
+
+
+def test_a_capture_that_fails_is_ended_and_raises_what_it_failed_of(
+    graphs: type[FakeGraph], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream, made = lane(108, "pool"), list[FakeGraph]()
+
+    def fail_amid_it() -> None:
+        made.extend(graph for graph in graphs.pools["pool"] if graph.calls[-1] != "end")
+        raise IndexError
+
+    monkeypatch.setattr(graphs, "valid", False)
     with pytest.raises(IndexError):
-        lane(108).capture(fail)
-    assert graphs[0].calls[-1] == "end"
+        stream.capture(fail_amid_it)
+    assert [graph.calls[-1] for graph in made] == ["end"]
