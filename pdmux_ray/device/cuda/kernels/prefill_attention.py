@@ -43,9 +43,8 @@ def prefill_attention(
     query_starts [B + 1] and context_lengths [B] int32. One kernel is compiled for all B up to `max_sequences`.
     """
     _, kv_heads, page_size, head_dim = keys.shape
-    heads = out.shape[1] // head_dim
+    heads, sequences = out.shape[1] // head_dim, len(context_lengths)
     group = heads // kv_heads
-    sequences = len(context_lengths)
     rows = max(rows_a_block(len(query), heads, head_dim, sms), triton.next_power_of_2(group))
     queries_a_block = rows // group
     alone = rows > _FEW_ROWS or head_dim > 128  # the CTA takes a whole SM: with 128 threads it would spill
