@@ -164,7 +164,11 @@ class LaneLoop(StepLoop):
                 self._device.drop_job(job.job_id)
 
     def _collect_block(self) -> None:
-        """Waits for the block in flight, if there is one, and takes in what it computed: from now on others may read that."""
+        """Waits for the block in flight, if there is one, and takes in what it computed: from now on others may read that.
+
+        A device that orders its lanes itself returns a block before it has ended; then the question what it took waits. So it
+        is asked by design: a plan that follows is made at a time when those units are free, and every block corrects the costs.
+        """
         job = self._lanes.in_flight
         if job is None:
             return

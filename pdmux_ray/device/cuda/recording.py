@@ -49,6 +49,7 @@ class RecordedEvent:
 
     def wait(self) -> None:
         self._streams.run_some()
+        self._streams.waited[self.stream.name] += self.at_s is None
         self._streams.reach(self)
 
     def seconds_since(self, earlier: Event) -> float:
@@ -134,6 +135,7 @@ class RecordingStreams:
         self.forget, self.stray = forget, stray or set()
         self.now_s = 0.0
         self.all: list[RecordingStream] = []
+        self.waited: Counter[str] = Counter()  # how often the host had to, by the stream that it waited for
         self._rng, self._free_bytes = random.Random(seed), free_bytes
         whole, pairs = self._new("decode", units), partitions.lanes.values()
         self.whole: Stream = whole
