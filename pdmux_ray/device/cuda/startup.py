@@ -21,7 +21,7 @@ from pdmux_ray.device.cuda.answers import Sample, SamplingRows
 from pdmux_ray.device.cuda.graphs import DecodeGraphs, bucket_sizes, capture, warm_up
 from pdmux_ray.device.cuda.lane import DecodeLane, StepShape
 from pdmux_ray.device.cuda.memory import SPARE_PAGES, allocate, pool_layout, resolve_dtype, smallest_layout
-from pdmux_ray.device.cuda.prefill import PrefillLane
+from pdmux_ray.device.cuda.prefill import Forward, PrefillLane
 from pdmux_ray.device.cuda.scratch import Scratch
 from pdmux_ray.device.cuda.streams import Stream, Streams
 from pdmux_ray.engine.runner import PrefillSlice, StepBatch
@@ -36,6 +36,8 @@ if TYPE_CHECKING:  # it needs pydantic, which a machine that only computes may l
 logger = logging.getLogger(__name__)
 
 _TOKEN_BYTES = 64  # of a job's inputs, a token
+_LENGTHS = (1024, 256, 64)  # tokens of the prefills that each stream starts with, beside the longest
+_NARROWEST = 4  # log2 of the rows of the narrowest decode kernel; `BLOCK_B` of kernels/decode_attention.py
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +133,15 @@ class _Maker:
     def _decoders(self, weights: Decoder, pool: Tensor, scratch: Scratch, levels: Iterable[Stream]) -> dict[Stream, Decoder]:
         return {stream: weights.with_ops(self.kernels.ops(pool, scratch, stream.units)) for stream in dict.fromkeys(levels)}
 
+    def _rehearse_layers(self, forward: Forward, decoder: Decoder, stream: Stream) -> None:
+        """One layer of each window, and the last one with what follows it: the others compute alike. Waits."""
+        windows = decoder.config.windows
+        stream.wait_for(forward.ready)
+        for layer in sorted({0, len(windows) - 1, *map(windows.index, windows)}):
+            forward.layers = layer
+            self.prefills.advance(forward, layer + 1, decoder, stream)
+        stream.record().wait()
+
     def rehearse(self, weights: Decoder, pool: Tensor, pass_tokens: int) -> int:
         """The longest steps of each lane on each of its streams. Returns what the decode graphs are going to take, in bytes."""
         decoders, largest = self.decode_decoders(weights, pool), self.decodes.buckets[self.decodes.shape.rows]
@@ -139,14 +150,10 @@ class _Maker:
         for stream, decoder in decoders.items():
             warm_up(stream, self.decodes, decoder, largest)
             stream.record().wait()
-        end, model = weights.config.layers, weights.config
+        steps = _rehearsals(pass_tokens, self.decodes.shape, weights.config.context_length)
         for stream, decoder in prefill_decoders.items():
-            for batch in _rehearsals(pass_tokens, self.decodes.shape.rows, model.context_length, self.decodes.shape.page_size):
-                forward = self.prefills.open(batch, None)
-                stream.wait_for(forward.ready)
-                self.prefills.advance(forward, end, decoder, stream)
-                stream.record().wait()
-            end = 1  # kernels are compiled now; what each stream needs of its own, one layer makes
+            for batch in steps:
+                self._rehearse_layers(self.prefills.open(batch, None), decoder, stream)
         stream = self.streams.whole
         before = self.streams.free_bytes()
         graph = capture(self.streams, stream, self.decodes, decoders[stream], largest)  # held until its memory is counted
@@ -155,11 +162,19 @@ class _Maker:
         return taken * len(decoders) * len(self.decodes.buckets)
 
 
-def _rehearsals(tokens: int, sequences: int, context: int, page_size: int) -> list[StepBatch]:
-    """Steps of a prefill lane that bring up every kernel and every buffer: the most tokens, the most sequences, and few."""
-    few = min(2, context)
-    mixed = StepBatch([_Nobody(1, page_size)] * min(sequences - 1, tokens - few), _slices(few, context, page_size))
-    return [mixed, *(StepBatch([], _slices(count, context, page_size)) for count in (tokens, few, 1))]
+def _rehearsals(tokens: int, shape: StepShape, context: int) -> list[StepBatch]:
+    """Steps of a prefill lane that bring up every kernel and every buffer: decodes of each width that is compiled, the most
+    sequences with a prefill among them, and prefills of as many tokens as differ in cuBLAS's choice of kernels."""
+    few, page_size = min(2, context), shape.page_size
+    widths = [2**power for power in range(_NARROWEST, shape.rows.bit_length()) if 2**power < shape.rows]
+    decodes = [[_Nobody(1, page_size)] * min(count, tokens) for count in (*widths, shape.rows)]
+    mixed = StepBatch(decodes[-1][: min(shape.rows - 1, tokens - few)], _slices(few, context, page_size))
+    lengths = dict.fromkeys([tokens, *(length for length in _LENGTHS if length < tokens), few, 1])
+    return [
+        mixed,
+        *(StepBatch([], _slices(count, context, page_size)) for count in lengths),
+        *(StepBatch(s, []) for s in decodes),
+    ]
 
 
 def _slices(tokens: int, context: int, page_size: int) -> list[PrefillSlice]:

@@ -108,7 +108,7 @@ def compiled(launch: Launch, target: GPUTarget) -> Any:
             continue
         signature[parameter.name] = mangle_type(value)
         aligned = isinstance(value, torch.Tensor) or (isinstance(value, int) and value % 16 == 0)
-        if aligned and not parameter.do_not_specialize:
+        if aligned and not parameter.do_not_specialize and not parameter.do_not_specialize_on_alignment:
             attributes[(at,)] = [["tt.divisibility", 16]]
     return triton.compile(ASTSource(kernel, signature, constants, attributes), target=target, options=launch.options)
 

@@ -64,3 +64,16 @@ def test_prefill_uses_warpgroup_matrix_instructions_and_decode_the_smaller_ones(
 def test_keys_and_values_are_copied_ahead_of_their_use_16_bytes_a_thread(launches: list[dict[str, Any]]) -> None:
     attention = [launch for launch in launches if launch["kernel"] in ("_block_kernel", "_share_kernel")]
     assert all(launch["copies_16_bytes"] for launch in attention)
+
+
+def test_the_rehearsal_compiles_every_kernel_that_steps_of_any_mix_launch() -> None:
+    """Decodes beside prefills make views that begin anywhere: a kernel for each alignment would be compiled amid requests."""
+    env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    env["PYTHONPATH"] = str(Path(__file__).parents[3])
+    command = [sys.executable, "-W", "ignore", Path(__file__).with_name("count_kernels.py")]
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["left out"] == []
+    # Rope, then prefills of 64 and of 128 rows; decodes of 16, 32 and 64 sequences, each of which is two kernels.
+    assert found["met"] == 1 + 2 + 2 * 3

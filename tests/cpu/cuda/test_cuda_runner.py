@@ -8,12 +8,13 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from recorded import PAGE, REFERENCE, recorded_runner, settings
+from recorded import PAGE, REFERENCE, recorded_runner, reference_sample, settings
 from test_runner import DRAWN, GREEDY, Sequence, alone, prompt, run, whole
-from tiny_models import save_tiny
+from tiny_models import VOCAB, save_tiny
 
 from pdmux_ray.config import EngineConfig
 from pdmux_ray.device.base import build_runner
@@ -22,9 +23,12 @@ from pdmux_ray.device.cuda.graphs import GraphContextError
 from pdmux_ray.device.cuda.prefill import cut
 from pdmux_ray.device.cuda.recording import RecordingStreams
 from pdmux_ray.device.cuda.runner import CudaRunner
+from pdmux_ray.device.cuda.scratch import Scratch
+from pdmux_ray.device.cuda.startup import Kernels
 from pdmux_ray.device.gpus import has_gpu
 from pdmux_ray.engine.runner import LaneRunner, PrefillSlice, StepBatch
 from pdmux_ray.errors import ConfigError
+from pdmux_ray.model.reference_ops import ReferenceOps
 from pdmux_ray.types import SamplingParams, Split
 
 pytestmark = pytest.mark.cpu
@@ -271,6 +275,29 @@ def test_what_a_block_took_is_the_device_s_time_from_its_launch_to_its_end(model
         pass
     assert runner.collect_block() is None
     assert runner.block_s > 0
+
+
+def test_every_prefill_stream_has_multiplied_matrices_of_each_length_before_the_first_request(model_dir: Path) -> None:
+    """cuBLAS loads a kernel when it is first wanted: the output head's, too, and those of lengths between the extremes."""
+    seen: dict[int, set[int]] = {}
+
+    class Noting(ReferenceOps):
+        def __init__(self, kv_pool: torch.Tensor, scratch: Scratch, sms: int) -> None:
+            super().__init__(kv_pool)
+            self.lengths = seen.setdefault(sms, set()) if scratch.max_tokens == 300 else set()
+
+        def linear(self, x: torch.Tensor, packed: Any, residual: torch.Tensor | None = None) -> torch.Tensor:
+            out = super().linear(x, packed, residual)
+            self.lengths |= {len(x)} if residual is None else set()
+            if out.shape[1] == VOCAB:
+                self.lengths.add(0)  # the output head
+            return out
+
+    kernels = Kernels(Noting, reference_sample)
+    recorded_runner(model_dir, kernels=kernels, max_prefill_tokens=300, kv_cache_gib=0.02)
+    assert set(seen) == {2, 4, 6, 8}
+    for lengths in seen.values():
+        assert lengths >= {0, 1, 64, 256, 300}
 
 
 def test_a_job_that_has_ended_leaves_its_memory_to_the_next_one(model_dir: Path) -> None:

@@ -15,7 +15,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pdmux_ray.device.cuda.kernels.paged import LOG2_E, attend, block_width, entry, keys_a_block, load_heads, owner_of
+from pdmux_ray.device.cuda.kernels.paged import (
+    LOG2_E,
+    OF_SEQUENCES,
+    attend,
+    block_width,
+    entry,
+    keys_a_block,
+    load_heads,
+    owner_of,
+)
 
 _CTAS_PER_SM = 2
 _KEYS_A_SHARE = 128  # at least, of the longest context: below that, putting pieces together costs more than it saves
@@ -90,7 +99,7 @@ def _blocks_of(lengths, rows, batch, WINDOW: tl.constexpr, BLOCK_N: tl.constexpr
     return (length + BLOCK_N - 1) // BLOCK_N
 
 
-@triton.jit(do_not_specialize=["batch", "shares"])
+@triton.jit(do_not_specialize=["batch", "shares", "table_stride"], do_not_specialize_on_alignment=OF_SEQUENCES)
 def _share_kernel(
     query,
     keys,

@@ -18,6 +18,10 @@ LOG2_E = math.log2(math.e)
 # inf - inf. What such a block adds is scaled by 2**-1e30 = 0 as soon as the query sees a key, and each sees itself.
 _UNSEEN = tl.constexpr(-1.0e30)
 
+# Arguments with an entry a sequence. A step may begin anywhere in them: were their alignment compiled in, a step of another
+# mix would compile the kernel anew, amid requests.
+OF_SEQUENCES = ("page_table", "query_starts", "context_lengths")
+
 _TILE_BYTES = 16384  # of a block of keys: two CTAs with a few such blocks in flight each share an SM's memory
 
 

@@ -11,7 +11,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pdmux_ray.device.cuda.kernels.paged import LOG2_E, attend, block_width, entry, keys_a_block, load_heads, owner_of
+from pdmux_ray.device.cuda.kernels.paged import (
+    LOG2_E,
+    OF_SEQUENCES,
+    attend,
+    block_width,
+    entry,
+    keys_a_block,
+    load_heads,
+    owner_of,
+)
 
 _ROWS, _FEW_ROWS = 128, 64  # of a CTA: one or two warpgroups' matrix instructions high
 _ACCUMULATOR_ELEMENTS = 128 * 128  # of a CTA, at most: what 256 threads hold without spilling
@@ -75,7 +84,7 @@ def prefill_attention(
     )
 
 
-@triton.jit(do_not_specialize=["sequences"])
+@triton.jit(do_not_specialize=["sequences", "table_stride"], do_not_specialize_on_alignment=OF_SEQUENCES)
 def _block_kernel(
     query,
     keys,
