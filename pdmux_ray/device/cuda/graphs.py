@@ -53,39 +53,37 @@ def warm_up(stream: Stream, lane: DecodeLane, decoder: Decoder, bucket: Bucket) 
     stream.run(partial(lane.step, decoder, bucket))
 
 
-def capture(streams: Streams, stream: Stream, lane: DecodeLane, decoder: Decoder, bucket: Bucket) -> tuple[Graph, bool]:
-    """The step of a level and bucket as a graph, and whether the driver names the context of each of its kernels.
-
-    Raises GraphContextError when a kernel escapes the stream's partition.
-    """
+def capture(streams: Streams, stream: Stream, lane: DecodeLane, decoder: Decoder, bucket: Bucket) -> tuple[Graph, set[int]]:
+    """The step of a level and bucket as a graph, and the contexts of its kernels."""
     warm_up(stream, lane, decoder, bucket)
     stream.record().wait()
     graph = stream.capture(partial(lane.step, decoder, bucket))
-    found, wanted = streams.node_contexts(graph), streams.context(stream)
-    if strangers := found - {wanted, 0}:
-        raise GraphContextError(
-            f"the decode graph of {stream.units} SMs, batch {bucket.size}, has kernels in {len(strangers)} other contexts: "
-            "they would run on SMs of the other lane. A library launched them on a stream of its own: install the versions in "
-            "deploy/requirements/gpu.txt, or report this with those of torch, triton and the driver."
-        )
-    return graph, found == {wanted}
+    return graph, streams.node_contexts(graph)
 
 
 class DecodeGraphs:
     """All of them. `unknown`: of how many the driver does not say in which context every kernel runs."""
 
-    def __init__(self, streams: Streams, lane: DecodeLane, decoders: Mapping[Stream, Decoder]) -> None:
-        """Captures on each stream of `decoders`. Raises GraphContextError."""
+    def __init__(self, streams: Streams, lane: DecodeLane, decoders: Mapping[Stream, Decoder], strict: bool) -> None:
+        """Captures on each stream of `decoders`. Raises GraphContextError when a kernel escapes the stream's partition; not
+        `strict`: that is a warning."""
         self._graphs: dict[tuple[Stream, int], Graph] = {}
-        self.unknown = 0
+        self.unknown, escapes = 0, list[GraphContextError]()
         count = len(decoders) * len(lane.buckets)
         for stream, decoder in decoders.items():
             for bucket in reversed(lane.buckets.values()):  # the largest first: the others' memory fits into its
-                self._graphs[stream, bucket.size], known = capture(streams, stream, lane, decoder, bucket)
-                self.unknown += not known
+                self._graphs[stream, bucket.size], found = capture(streams, stream, lane, decoder, bucket)
+                wanted = streams.context(stream)
+                self.unknown += found != {wanted}
+                if strangers := found - {wanted, 0}:
+                    escapes.append(_escape(stream, bucket, len(strangers)))
+                    if strict:
+                        raise escapes[0]
                 if len(self._graphs) % _PROGRESS == 0 or len(self._graphs) == count:
                     logger.info("captured %d of %d decode graphs", len(self._graphs), count)
-        if self.unknown:
+        if escapes:
+            logger.warning("the first of %d: %s", len(escapes), escapes[0])
+        elif self.unknown:
             logger.warning(
                 "of %d of %d decode graphs the driver does not name the context of every kernel: that these keep to their SMs "
                 "is not verified here; `pdmux gpu-check` measures it",
@@ -99,3 +97,11 @@ class DecodeGraphs:
     def close(self) -> None:
         """Frees them; none may be running."""
         self._graphs = {}
+
+
+def _escape(stream: Stream, bucket: Bucket, strangers: int) -> GraphContextError:
+    return GraphContextError(
+        f"the decode graph of {stream.units} SMs, batch {bucket.size}, has kernels in {strangers} other contexts: "
+        "they would run on SMs of the other lane. A library launched them on a stream of its own: install the versions in "
+        "deploy/requirements/gpu.txt, or report this with those of torch, triton and the driver."
+    )

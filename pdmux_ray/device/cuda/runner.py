@@ -70,14 +70,23 @@ class CudaRunner:
 
     The pool is device memory, which other instances cannot read and write yet: there is no `kv_memory`, and so no topology.
 
-    `streams`, `kernels`: for machines without a GPU (`recording.RecordingStreams`). Raises ConfigError (of which is
-    CudaUnavailableError: no GPU, no driver), UnsupportedModelError, WeightsError, CudaError, GraphContextError.
+    `streams`, `kernels`: for machines without a GPU (`recording.RecordingStreams`). `strict`: no kernel of a decode graph may
+    be outside its partition; else that is a warning, for a check that goes on to measure where kernels run.
+
+    Raises ConfigError (of which is CudaUnavailableError: no GPU, no driver), UnsupportedModelError, WeightsError, CudaError,
+    GraphContextError.
     """
 
     device = "cuda"
 
     def __init__(
-        self, model_dir: Path, config: EngineConfig, streams: Streams | None = None, kernels: Kernels | None = None
+        self,
+        model_dir: Path,
+        config: EngineConfig,
+        streams: Streams | None = None,
+        kernels: Kernels | None = None,
+        *,
+        strict: bool = True,
     ) -> None:
         model = DecoderConfig.from_pretrained(model_dir)
         if config.context_length is not None:
@@ -89,7 +98,8 @@ class CudaRunner:
         # In a thread that ends then: its cuBLAS handle, and the workspace that the handle has on each stream, go to whoever
         # computes next. Made here they would stay with this thread, and the one that steps would make its own, amid a step.
         with ThreadPoolExecutor(1, thread_name_prefix="cuda-start") as thread:
-            parts = thread.submit(start, model_dir, config, model, self._streams, kernels or triton_kernels()).result()
+            kernels = kernels or triton_kernels()
+            parts = thread.submit(start, model_dir, config, model, self._streams, kernels, strict).result()
         self._parts: Parts | None = parts  # None: closed
         self.dtype, self.layout, self.pages = parts.dtype, parts.layout, parts.usable_pages
         self.kernels, self.settings = "triton", f"splits {[(s.prefill_units, s.decode_units) for s in self.splits]}"

@@ -75,8 +75,10 @@ class Parts:
         return self.layout.pages - SPARE_PAGES
 
 
-def start(model_dir: Path, config: EngineConfig, model: DecoderConfig, streams: Streams, kernels: Kernels) -> Parts:
-    """`model`: with the context length that is served. Raises what `CudaRunner` raises."""
+def start(
+    model_dir: Path, config: EngineConfig, model: DecoderConfig, streams: Streams, kernels: Kernels, strict: bool
+) -> Parts:
+    """`model`: with the context length that is served; `strict`: see `DecodeGraphs`. Raises what `CudaRunner` raises."""
     dtype = resolve_dtype(config.dtype, streams.device)
     shape = StepShape(bucket_sizes(config.max_batch, config.cuda.decode_buckets), config.cuda.look_ahead, config.page_size)
     wanted_tokens = max(config.max_prefill_tokens, config.chunk_tokens, config.max_batch)
@@ -104,7 +106,7 @@ def start(model_dir: Path, config: EngineConfig, model: DecoderConfig, streams: 
     decode_decoders, prefill_decoders = maker.decode_decoders(weights, pool), maker.prefill_decoders(weights, pool)
     streams.settle()
     maker.prefills.reserve(StepBatch([], _slices(tokens, model.context_length, config.page_size)) for tokens in jobs)
-    graphs = DecodeGraphs(streams, maker.decodes, decode_decoders)
+    graphs = DecodeGraphs(streams, maker.decodes, decode_decoders, strict)
     maker.decode_scratch.freeze()
     maker.prefill_scratch.freeze()
     return Parts(dtype, layout, maker.decodes, maker.prefills, prefill_decoders, graphs)

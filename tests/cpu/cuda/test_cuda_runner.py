@@ -223,6 +223,15 @@ def test_a_kernel_that_escapes_its_partition_is_an_error_that_says_what_to_do(mo
         CudaRunner(model_dir, settings(), RecordingStreams(stray={99}), REFERENCE)
 
 
+def test_a_check_goes_on_with_a_kernel_outside_its_partition_and_is_told_of_it_once(
+    model_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        CudaRunner(model_dir, settings(), RecordingStreams(stray={99}), REFERENCE, strict=False)
+    assert caplog.text.count("has kernels in 1 other contexts") == 1
+    assert "the first of 12" in caplog.text
+
+
 def test_contexts_that_the_driver_does_not_name_are_told_of(model_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         CudaRunner(model_dir, settings(), RecordingStreams(stray={0}), REFERENCE)
