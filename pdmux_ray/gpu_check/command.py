@@ -38,7 +38,8 @@ def add_gpu_check(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    """0: every limit that was judged holds. 1: one does not. 130: interrupted; report.json has what was measured."""
+    """0: every limit that was judged holds. 1: one does not. 2, by a PdmuxError: nothing could be checked. 130: interrupted;
+    report.json has what was measured."""
     if args.device == "recording":
         os.environ["TRITON_INTERPRET"] = "1"  # read when triton is imported
     from pdmux_ray.gpu_check.lab import Lab
@@ -72,7 +73,7 @@ def _open_report(kind: type[Report], args: argparse.Namespace) -> Report:
 
 
 def _run_checks(checks: Sequence[Check], lab: Lab, report: Report) -> None:
-    """A check that raises has failed; the others go on."""
+    """A check that raises has failed, unless the device is too small for it; the others go on."""
     left_s = sum(check.seconds for check in checks)
     for number, check in enumerate(checks, 1):
         _say(f"\n[{number}/{len(checks)}] {check.name}: {check.title}   (about {left_s:.0f} s left)")
@@ -82,24 +83,29 @@ def _run_checks(checks: Sequence[Check], lab: Lab, report: Report) -> None:
             for row in check.run(lab):
                 report.add(row)
         except Exception as error:
-            traceback.print_exc()
-            report.add(_broken(error))
+            report.add(_ended_by(error))
         report.end(time.monotonic() - began_s)
         left_s = min(left_s - check.seconds, max(lab.deadline_s - time.monotonic(), 0.0))
 
 
-def _broken(error: Exception) -> Row:
+def _ended_by(error: Exception) -> Row:
+    """A device that is too small for a check has not failed it."""
+    from pdmux_ray.gpu_check.lab import SmallDeviceError
     from pdmux_ray.gpu_check.report import Row, Verdict
 
+    if isinstance(error, SmallDeviceError):
+        return Row("the GPU is too small for it", "not run", verdict=Verdict.NOT_JUDGED, note=str(error))
+    traceback.print_exception(error)
     return Row("it ended with an error", type(error).__name__, verdict=Verdict.FAILED, note=str(error))
 
 
 def _conclude(report: Report, seconds: float) -> int:
-    from pdmux_ray.gpu_check.report import summary
+    from pdmux_ray.gpu_check.report import Verdict, summary
 
     _say(f"\n{summary(report.parts)}")
     outcome = "a limit does not hold" if report.failed else "every limit that was judged holds"
-    _say(f"\n{outcome}; {seconds:.0f} s; {report.path}")
+    unjudged = sum(row.verdict is Verdict.NOT_JUDGED for part in report.parts for row in part.rows)
+    _say(f"\n{outcome}; {unjudged} were not judged; {seconds:.0f} s; {report.path}")
     return 1 if report.failed else 0
 
 

@@ -9,10 +9,9 @@ import torch
 from pdmux_ray.device.cuda.cuda_streams import CudaStreams
 from pdmux_ray.device.cuda.streams import Stream, Work
 from pdmux_ray.gpu_check.lab import Lab
-from pdmux_ray.gpu_check.report import Limit, Row
+from pdmux_ray.gpu_check.report import NONE, Row
 
 CTAS_AN_SM = 64  # that look where they are: enough for every SM to get some
-NONE = Limit(0, speed=False)
 
 _SIZE = 64
 

@@ -1,7 +1,8 @@
 """Greedy answers of a small random model in every mode, by the whole engine: each token is the float32 reference's best one.
 
 In bfloat16 a batch's shape moves a logit by about a hundredth of their spread, so two modes may part where two tokens are
-that close. So what a mode has chosen is compared with the reference's logits after the same tokens, not only mode with mode.
+that close, and then go on from different ones. So each mode is compared with the reference's logits after the same tokens.
+Where the reference's best token leads by more than `BEHIND`, every mode must choose it, and so all modes the same.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -18,7 +20,7 @@ from torch import Tensor
 from pdmux_ray.engine.engine import Engine
 from pdmux_ray.gpu_check.lab import Lab
 from pdmux_ray.gpu_check.models import ModelShape
-from pdmux_ray.gpu_check.report import Limit, Row
+from pdmux_ray.gpu_check.report import NONE, Limit, Row
 from pdmux_ray.gpu_check.settings import Multiplex
 from pdmux_ray.model.config import DecoderConfig
 from pdmux_ray.model.decoder import Decoder, load_decoder
@@ -54,8 +56,11 @@ def greedy(lab: Lab) -> Iterator[Row]:
         found = _run(engine, prompts, lab.sizes.answers, answers)
         first = first or found
         same = sum(answer == other for answer, other in zip(found, first, strict=True))
-        worst = max(reference.behind(prompt, answer) for prompt, answer in zip(prompts, found, strict=True))
-        yield BEHIND.row(mode.value, worst, "std", note=f"{same} of {len(found)} answers as in {Mode.PREFILL_FIRST.value}")
+        judged = [reference.judge(prompt, answer) for prompt, answer in zip(prompts, found, strict=True)]
+        note = f"{same} of {len(found)} answers as in {Mode.PREFILL_FIRST.value}"
+        yield BEHIND.row(mode.value, max(one.behind for one in judged), "std", note=note)
+        note = f"of {sum(one.clear for one in judged)}; {sum(map(len, found))} in all"
+        yield NONE.row(f"{mode.value}: others than clear best ones", sum(one.wrong for one in judged), "tokens", note=note)
 
 
 def make_prompts(lab: Lab) -> Prompts:
@@ -90,6 +95,14 @@ def _take(answers: dict[str, list[int]], sink: str, events: Sequence[TokenEvent]
             answers.setdefault(event.request_id, []).append(event.token)
 
 
+class Judged(NamedTuple):
+    """An answer by the reference."""
+
+    behind: float  # by how much its worst token misses the best logit, in standard deviations of its row
+    clear: int  # tokens where the best one leads the second by more than BEHIND
+    wrong: int  # of these, the ones that are not the best
+
+
 class _WideOps(ReferenceOps):
     """Computes in float32 with weights that were made in another dtype."""
 
@@ -110,12 +123,15 @@ class Reference:
         pool = torch.zeros(shape.layers, 2, self._pages, shape.kv_heads, PAGE_SIZE, shape.head_dim, device=self._device)
         self._decoder: Decoder = load_decoder(directory, lab.dtype, _WideOps(pool), "dummy", config, self._device)
 
-    def behind(self, prompt: Sequence[int], answer: Sequence[int]) -> float:
-        """By how much the worst token of the answer misses the best logit, in standard deviations of its row."""
+    def judge(self, prompt: Sequence[int], answer: Sequence[int]) -> Judged:
         with torch.inference_mode():
             rows = self.logits([*prompt, *answer[:-1]])[len(prompt) - 1 :]
             chosen = rows.gather(1, torch.tensor(answer, device=self._device)[:, None])[:, 0]
-            return float(((rows.amax(-1) - chosen) / rows.std(-1)).max())
+            best, spread = rows.topk(2), rows.std(-1)
+            behind = (best.values[:, 0] - chosen) / spread
+            clear = (best.values[:, 0] - best.values[:, 1]) / spread > BEHIND.value
+            wrong = clear & (best.indices[:, 0] != torch.tensor(answer, device=self._device))
+            return Judged(float(behind.max()), int(clear.sum()), int(wrong.sum()))
 
     def logits(self, tokens: Sequence[int]) -> Tensor:
         """[len(tokens), V]: after each token, in one prefill."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,14 +21,23 @@ from pdmux_ray.device.cuda.probe import copy_rate, flop_rate
 from pdmux_ray.device.cuda.runner import CudaRunner
 from pdmux_ray.device.cuda.scratch import Scratch
 from pdmux_ray.device.cuda.startup import Kernels
-from pdmux_ray.device.cuda.streams import Stream, Streams
-from pdmux_ray.errors import ConfigError
+from pdmux_ray.device.cuda.streams import Stream, Streams, Work
+from pdmux_ray.errors import ConfigError, PdmuxError
 from pdmux_ray.gpu_check.models import ModelShape
 from pdmux_ray.gpu_check.report import Limit, Row
 from pdmux_ray.gpu_check.settings import Multiplex, Settings
 from pdmux_ray.gpu_check.sizes import Sizes, sizes_for
 from pdmux_ray.model.reference_ops import ReferenceOps
 from pdmux_ray.types import Mode, Split
+
+SPARE_GIB = 6.0  # of the device's memory beside weights and KV: scratch, workspaces, graphs, the driver's own
+
+
+class SmallDeviceError(PdmuxError):
+    """A check's model does not fit into the device's memory, which says nothing of how well it works."""
+
+    def __init__(self, name: str, needed_gib: float, found_gib: float) -> None:
+        super().__init__(f"{name} needs {needed_gib:.0f} GiB of GPU memory; this GPU has {found_gib:.0f}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +57,7 @@ class Lab:
     folder: Path
     dry: bool  # the streams only record: times mean nothing, and all is float32, as Triton's interpreter knows no bfloat16
     deadline_s: float
+    memory_bytes: float = math.inf  # of the device
 
     def __post_init__(self) -> None:
         self.clock = WallClock()
@@ -55,8 +66,12 @@ class Lab:
     @classmethod
     def open(cls, device: str, quick: bool, folder: Path, deadline_s: float) -> Self:
         """Raises ConfigError when there is no GPU that the device can use."""
-        streams = _recording() if device == "recording" else _of_gpu()
-        return cls(streams, sizes_for(device, quick), folder, device == "recording", deadline_s)
+        sizes = sizes_for(device, quick)
+        if device == "recording":
+            return cls(_recording(), sizes, folder, True, deadline_s)
+        streams = _of_gpu()
+        memory_bytes = torch.cuda.get_device_properties(streams.device).total_memory
+        return cls(streams, sizes, folder, False, deadline_s, memory_bytes)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -90,10 +105,14 @@ class Lab:
 
     def runner(self, shape: ModelShape, settings: Settings, *, interpreted: bool = False) -> CudaRunner:
         """One is open at a time: it stays until another shape or other settings are asked for. `interpreted`: a dry run takes
-        the kernels all the same, in Triton's interpreter, and not plain torch, which is a hundred times as fast there."""
+        the kernels all the same, in Triton's interpreter, and not plain torch, which is a hundred times as fast there.
+        Raises SmallDeviceError."""
         if self._open is not None and self._open[:2] == (shape, settings):
             return self._open[2]
         self.close()
+        needed_gib = shape.weight_bytes / 2**30 + (settings.kv_cache_gib or 0.0) + SPARE_GIB
+        if needed_gib * 2**30 > self.memory_bytes:
+            raise SmallDeviceError(shape.name, needed_gib, self.memory_bytes / 2**30)
         kernels = Kernels(_plain_ops, _best) if self.dry and not interpreted else None
         runner = CudaRunner(shape.write(self.folder / "models"), settings.config, self.streams, kernels)
         self._open = (shape, settings, runner)
@@ -109,6 +128,12 @@ class Lab:
 
     def row(self, limit: Limit, what: str, value: float, unit: str = "", note: str = "") -> Row:
         return limit.row(what, value, unit, judged=not self.dry, note=note)
+
+    def compute(self, work: Work) -> None:
+        """On the whole device; returns when it is done."""
+        self.streams.settle()
+        self.streams.whole.run(work)
+        self.streams.whole.record().wait()
 
     def copy_rate(self, stream: Stream) -> float:
         """Bytes read and written a second by a copy on the stream's SMs."""

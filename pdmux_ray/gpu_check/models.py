@@ -31,6 +31,11 @@ class ModelShape:
         return self.layers * (attention + 3 * self.hidden * self.intermediate)
 
     @property
+    def weight_bytes(self) -> int:
+        """Of all matrices, with the embedding table and the output head."""
+        return (self.linear_parameters + 2 * self.vocab_size * self.hidden) * DTYPE_BYTES
+
+    @property
     def kv_bytes(self) -> int:
         """Of one token, in all layers."""
         return self.layers * 2 * self.kv_heads * self.head_dim * DTYPE_BYTES

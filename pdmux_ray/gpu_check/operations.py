@@ -150,9 +150,7 @@ def _run(lab: Lab, found: Tensor, compute: Callable[[], Tensor]) -> None:
     def work() -> None:
         found.copy_(compute())
 
-    lab.streams.settle()
-    lab.streams.whole.run(work)
-    lab.streams.whole.record().wait()
+    lab.compute(work)
 
 
 def relative_error(found: Tensor, expected: Tensor) -> float:

@@ -38,8 +38,8 @@ CHECKS = (
     Check("prefill", "prefill, by layers, on each level", 10, prefill),
     Check("beside", "decode beside a running prefill", 20, beside),
     Check("switch", "a change of the split", 3, switch),
-    Check("host", "what the host spends on a decode step", 2, host),
-    Check("headline", "AUTO against chunked prefill, open loop", 165, headline),
+    Check("host", "what the host spends on a decode step", 6, host),
+    Check("headline", "AUTO against chunked prefill, open loop", 160, headline),
 )
 SLOW = ("headline",)  # left out of a quick run, unless it is named
 

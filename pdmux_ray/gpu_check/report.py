@@ -19,7 +19,7 @@ class Verdict(StrEnum):
 
     OK = "ok"
     FAILED = "FAILED"
-    NOT_JUDGED = "not judged"  # a limit of speed, on a device that has none
+    NOT_JUDGED = "not judged"  # a limit of speed on a device that has none, or what was measured cannot tell
     FIGURE = ""  # there is no limit
 
 
@@ -55,6 +55,9 @@ class Limit:
         return Row(what, value, unit, f"{words} {self.value:g}", verdict, note)
 
 
+NONE = Limit(0, speed=False)
+
+
 @dataclass(slots=True)
 class Part:
     """What one check has found so far."""
@@ -74,7 +77,10 @@ class Part:
             return Verdict.FAILED
         if self.seconds is None:
             return "interrupted"
-        return Verdict.OK if any(row.verdict is Verdict.OK for row in self.rows) else "not judged"
+        verdicts = {row.verdict for row in self.rows}
+        if Verdict.OK not in verdicts:
+            return Verdict.NOT_JUDGED
+        return "ok, in part" if Verdict.NOT_JUDGED in verdicts else Verdict.OK
 
 
 class Report:

@@ -7,15 +7,13 @@ from collections.abc import Iterator
 import torch
 
 from pdmux_ray.device.cuda.kernels import sampling as kernels
-from pdmux_ray.device.cuda.streams import Work
 from pdmux_ray.device.sampler import Sampler
 from pdmux_ray.device.uniform import uniform
 from pdmux_ray.gpu_check.lab import Lab
-from pdmux_ray.gpu_check.report import Limit, Row
+from pdmux_ray.gpu_check.report import NONE, Limit, Row
 from pdmux_ray.latency.measure import StillSequence
 from pdmux_ray.types import SamplingParams
 
-NONE = Limit(0, speed=False)
 FEW = Limit(2.0, speed=False)  # percent: a number that falls within float32's rounding of two tokens' border may pick either
 ROWS = 128
 _SPREAD = 4.0  # of the logits: about as peaked as a trained model's
@@ -33,7 +31,7 @@ def sampling(lab: Lab) -> Iterator[Row]:
     generator = torch.Generator().manual_seed(0)
     logits = (torch.randn(rows, lab.sizes.middle.vocab_size, generator=generator) * _SPREAD).to(device)
     found = torch.empty(rows, dtype=torch.int64, device=device)
-    _run(lab, lambda: kernels.greedy(logits, found))
+    lab.compute(lambda: kernels.greedy(logits, found))
     yield NONE.row("greedy: rows that differ", int((found != logits.argmax(-1)).sum()), "rows")
     for what, values in _FILTERS.items():
         params = [SamplingParams(seed=row, **values) for row in range(rows)]  # type: ignore[arg-type]
@@ -50,12 +48,6 @@ def differing(lab: Lab, logits: torch.Tensor, params: list[SamplingParams]) -> i
     )
     top_k = torch.tensor([p.top_k for p in params], dtype=torch.int32, device=device)
     found = torch.empty(len(params), dtype=torch.int64, device=device)
-    _run(lab, lambda: kernels.draw(logits, numbers, temperature, top_k, top_p, min_p, found))
+    lab.compute(lambda: kernels.draw(logits, numbers, temperature, top_k, top_p, min_p, found))
     host = Sampler().sample(logits.cpu(), [StillSequence(str(row), [0], [], p) for row, p in enumerate(params)])
     return sum(token != other for token, other in zip(found.tolist(), host.tokens, strict=True))
-
-
-def _run(lab: Lab, work: Work) -> None:
-    lab.streams.settle()
-    lab.streams.whole.run(work)
-    lab.streams.whole.record().wait()

@@ -33,6 +33,10 @@ class Sizes:
     profile_repeats: int  # times of each of its points
     max_batch: int  # of the headline
     divide: float  # its lengths are divided by this
+    headline_context: (
+        int  # its requests are shortened to this: the longest has the longest TTFT objective, which a run outlasts
+    )
+    least_requests: int  # of each of its runs: when 29 of 29 are good, 90 % are at a confidence of 95 %
     chunks: tuple[int, ...]  # sizes of chunks that the headline compares with
 
 
@@ -59,6 +63,8 @@ GPU = Sizes(
     profile_repeats=7,
     max_batch=64,
     divide=1.0,
+    headline_context=8192,
+    least_requests=30,
     chunks=(512, 1024, 2048),
 )
 QUICK = replace(GPU, decode_steps=40, prefill_blocks=4, timings=5, answers=16, head_dims=(128,))
@@ -85,6 +91,8 @@ DRY = Sizes(
     profile_repeats=9,
     max_batch=4,
     divide=512.0,
+    headline_context=TINY.context_length,
+    least_requests=3,
     chunks=(8, 16, 32),
 )
 

@@ -8,19 +8,22 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from statistics import median
+from itertools import pairwise
+from statistics import fmean, median
 
 from pdmux_ray.device.cuda.probe import WARM_UP
 from pdmux_ray.device.cuda.runner import CudaRunner
+from pdmux_ray.engine.engine import Engine
 from pdmux_ray.engine.runner import StepBatch
 from pdmux_ray.gpu_check.lab import Lab
 from pdmux_ray.gpu_check.report import Limit, Row
-from pdmux_ray.gpu_check.settings import Multiplex
+from pdmux_ray.gpu_check.settings import Multiplex, Settings
 from pdmux_ray.latency.design import Point
 from pdmux_ray.latency.measure import Bench, StillSequence
 from pdmux_ray.latency.records import Record, percentile
+from pdmux_ray.policy.fake_costs import FakeCosts
 from pdmux_ray.policy.views import Piece
-from pdmux_ray.types import Split
+from pdmux_ray.types import Mode, NewRequest, SamplingParams, Split, TokenEvent
 
 DECODE_BANDWIDTH = Limit(75.0, at_least=True)  # percent of the measured copy bandwidth, in useful bytes, on every SM
 PREFILL_RATE = Limit(70.0, at_least=True)  # percent of the measured bf16 matrix rate, on every SM
@@ -32,6 +35,8 @@ MOST_STEPS = 8  # decode steps that are launched together, where the runner take
 
 _BLOCK_S = 0.02  # of a prefill's blocks
 _LOOKS = 30  # of what the host spends
+_SHORT = 64  # tokens
+_ENDLESS = 1_000_000  # tokens: no answer ends by itself
 
 
 def decode(lab: Lab) -> Iterator[Row]:
@@ -91,8 +96,8 @@ def switch(lab: Lab) -> Iterator[Row]:
 
 def host(lab: Lab) -> Iterator[Row]:
     """Launch, and collect when the device is done: what a step costs the host when it waits for nothing. Then what a step of
-    the whole engine takes more than the runner's own, in bursts, in single steps, and in those beside a prefill's blocks: planning
-    and publishing too, and the device's idle time between two launches."""
+    the whole engine takes more than the runner's own, in bursts, in single steps, and beside a prefill's blocks: that is
+    planning and publishing, too, and whatever else keeps the device idle between two launches."""
     runner, sizes = _open(lab), lab.sizes
     sequences = still(runner, sizes.decode_batch, sizes.decode_context)
     step_s = max(burst_s(runner, sequences, WARM_UP))
@@ -106,6 +111,64 @@ def host(lab: Lab) -> Iterator[Row]:
         runner.collect()
         spent.append(launched - begin + time.perf_counter() - again)
     yield lab.row(HOST_MS, f"launch and collect, batch {sizes.decode_batch}, median", 1e3 * median(spent), "ms")
+    yield from _engine_steps(lab)
+
+
+def _engine_steps(lab: Lab) -> Iterator[Row]:
+    """Short contexts, whose steps are short, and the same for engine and runner."""
+    runner, sizes = _open(lab), lab.sizes
+    context = min(_SHORT, sizes.decode_context)
+    alone_s = median(burst_s(runner, still(runner, sizes.decode_batch, context), sizes.decode_steps))
+    quick = FakeCosts(units=runner.units, layers=runner.layers, fixed_s=1e-5, weights_s=1e-5, request_s=0.0, context_s=0.0)
+    more_ms = 1e3 * (fmean(engine_gaps_s(lab, context, quick)) - alone_s)
+    yield Row("the engine in bursts: more than the runner", more_ms, "ms", note=f"a step of the runner {1e3 * alone_s:.2f}")
+    more_ms = 1e3 * (median(engine_gaps_s(lab, context)) - alone_s)
+    yield lab.row(HOST_MS, "the engine step by step: more than the runner", more_ms, "ms", "as while anybody waits")
+    if not runner.splits:
+        return
+    split = runner.splits[len(runner.splits) // 2]
+    gaps_s = engine_gaps_s(lab, context, beside=split)
+    point = Point(
+        "decode", "fit", split, (context,) * sizes.decode_batch, (Piece(sizes.prefill_tokens, 0),), sizes.decode_steps // 2 or 1
+    )
+    steps = [record for record in _bench(lab).measure(point) if record.kind == "decode"]
+    if gaps_s and steps:
+        note = f"{split.prefill_units}/{split.decode_units}; a step of the runner {1e3 * steps[0].median_s:.2f}"
+        yield Row("the engine beside a prefill: more", 1e3 * (median(gaps_s) - steps[0].median_s), "ms", note=note)
+
+
+def engine_gaps_s(lab: Lab, context: int, costs: FakeCosts | None = None, beside: Split | None = None) -> list[float]:
+    """Seconds between two tokens of a request, one of a batch that decodes, through the engine. Step by step without `costs`;
+    bursts need a prediction. With `beside` only those during a long prefill on that split; it may have none."""
+    runner, sizes, at_s = _open(lab), lab.sizes, dict[str, list[float]]()
+    units = beside.decode_units if beside else None
+    fixed = Multiplex(policy="fixed", decode_units=units, block_layers=max(1, runner.layers // 8))
+    mode = Mode.AUTO if costs else Mode.SPLIT if beside else Mode.TIME_SHARED
+    settings = replace(_settings(lab), mode=mode, max_batch=sizes.decode_batch + 1)
+    if costs is None:
+        settings = replace(settings, multiplex=fixed)
+
+    def publish(sink: str, events: list[TokenEvent]) -> None:
+        for event in events:
+            at_s.setdefault(event.request_id, []).append(time.perf_counter())
+
+    engine = Engine(runner, settings.limits(sizes.middle.context_length, sizes.middle.vocab_size), publish, costs=costs)
+    params = SamplingParams(max_tokens=_ENDLESS, temperature=0.0, ignore_eos=True)
+    names = [str(row) for row in range(sizes.decode_batch)]
+    for row, name in enumerate(names):
+        engine.submit(NewRequest(name, (3 + row % 64,) * context, params))
+    while len(at_s) < len(names) and engine.step():
+        pass
+    if beside:
+        names.append("long")
+        engine.submit(NewRequest("long", (3,) * sizes.prefill_tokens, params))
+    first = len(at_s["0"]) + (0 if beside else WARM_UP)
+    while ("long" not in at_s if beside else len(at_s["0"]) <= first + sizes.decode_steps) and engine.step():
+        pass
+    engine.abort(names)
+    while engine.step():
+        pass
+    return [after - before for before, after in pairwise(at_s["0"][first:-1])]
 
 
 def still(runner: CudaRunner, batch: int, context: int) -> list[StillSequence]:
@@ -130,13 +193,16 @@ def burst_s(runner: CudaRunner, sequences: Sequence[StillSequence], count: int) 
     return found
 
 
-def _open(lab: Lab) -> CudaRunner:
+def _settings(lab: Lab) -> Settings:
     sizes = lab.sizes
-    settings = replace(
+    return replace(
         lab.settings(sizes.kv_gib[1], sizes.decode_batch, sizes.prefill_tokens, Multiplex(itl_s=ITL_S)),
         context_length=min(sizes.middle.context_length, max(128, 2 * sizes.prefill_tokens, 2 * sizes.decode_context)),
     )
-    return lab.runner(sizes.middle, settings)
+
+
+def _open(lab: Lab) -> CudaRunner:
+    return lab.runner(lab.sizes.middle, _settings(lab))
 
 
 def _bench(lab: Lab) -> Bench:
