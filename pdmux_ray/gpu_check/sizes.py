@@ -33,9 +33,7 @@ class Sizes:
     profile_repeats: int  # times of each of its points
     max_batch: int  # of the headline
     divide: float  # its lengths are divided by this
-    headline_context: (
-        int  # its requests are shortened to this: the longest has the longest TTFT objective, which a run outlasts
-    )
+    headline_contexts: tuple[int, ...]  # its requests are shortened to one of these: the first that there is time for
     least_requests: int  # of each of its runs: when 29 of 29 are good, 90 % are at a confidence of 95 %
     chunks: tuple[int, ...]  # sizes of chunks that the headline compares with
 
@@ -63,7 +61,7 @@ GPU = Sizes(
     profile_repeats=7,
     max_batch=64,
     divide=1.0,
-    headline_context=8192,
+    headline_contexts=(16_384, 8192, 4096),
     least_requests=30,
     chunks=(512, 1024, 2048),
 )
@@ -91,7 +89,7 @@ DRY = Sizes(
     profile_repeats=9,
     max_batch=4,
     divide=512.0,
-    headline_context=TINY.context_length,
+    headline_contexts=(TINY.context_length,),
     least_requests=3,
     chunks=(8, 16, 32),
 )
