@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import signal
 import time
@@ -57,7 +58,7 @@ def _run(args: argparse.Namespace) -> int:
         _say(f"\ninterrupted; what was measured is in {report.path}")
         return 130
     finally:
-        lab.close()
+        _close(lab)
     report.close(time.monotonic() - began_s)
     return _conclude(report, time.monotonic() - began_s)
 
@@ -72,18 +73,33 @@ def _open_report(kind: type[Report], args: argparse.Namespace) -> Report:
         raise ConfigError(f"{args.out} cannot be written to: {error.strerror}. Name another directory with --out") from None
 
 
+@contextmanager
+def _no_passes() -> Iterator[None]:
+    """The garbage collector passes when a model is freed, and never amid what is timed: with torch loaded it takes as long as
+    steps do."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+@_no_passes()
 def _run_checks(checks: Sequence[Check], lab: Lab, report: Report) -> None:
     """A check that raises has failed, unless the device is too small for it; the others go on."""
     left_s = sum(check.seconds for check in checks)
     for number, check in enumerate(checks, 1):
         _say(f"\n[{number}/{len(checks)}] {check.name}: {check.title}   (about {left_s:.0f} s left)")
         report.begin(check.name, check.title)
-        began_s = time.monotonic()
+        began_s, failed = time.monotonic(), False
         try:
             for row in check.run(lab):
                 report.add(row)
         except Exception as error:
             report.add(_ended_by(error))
+            failed = True
+        if failed:
+            _close(lab)  # its model may be amid a step
         report.end(time.monotonic() - began_s)
         left_s = min(left_s - check.seconds, max(lab.deadline_s - time.monotonic(), 0.0))
 
@@ -107,6 +123,14 @@ def _conclude(report: Report, seconds: float) -> int:
     unjudged = sum(row.verdict is Verdict.NOT_JUDGED for part in report.parts for row in part.rows)
     _say(f"\n{outcome}; {unjudged} were not judged; {seconds:.0f} s; {report.path}")
     return 1 if report.failed else 0
+
+
+def _close(lab: Lab) -> None:
+    """Whatever comes of it, what was measured is concluded."""
+    try:
+        lab.close()
+    except Exception as error:
+        traceback.print_exception(error)
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from pdmux_ray.device.cuda.cuda_streams import CudaStreams
+from pdmux_ray.device.cuda.kernels.rms_norm import rms_norm
 from pdmux_ray.device.cuda.streams import Stream, Work
 from pdmux_ray.gpu_check.lab import Lab
 from pdmux_ray.gpu_check.report import NONE, Row
@@ -33,14 +34,15 @@ def levels(lab: Lab) -> Iterator[Row]:
 
 
 def graphs(lab: Lab) -> Iterator[Row]:
-    """A matrix product and an elementwise kernel, captured on every lane: each kernel's context is the lane's own, and what a
-    replayed kernel says of its SM agrees. Some drivers name no context; then the SMs alone tell."""
-    device = lab.streams.device
-    a, out = torch.randn(_SIZE, _SIZE, device=device).bfloat16(), torch.empty(_SIZE, _SIZE, dtype=torch.bfloat16, device=device)
+    """A matrix product, a kernel of torch's and one of Triton's, captured on every lane: the context of each is the lane's own,
+    and what a replayed kernel says of its SM agrees. Some drivers name no context; then the SMs alone tell."""
+    a = torch.randn(_SIZE, _SIZE, device=lab.streams.device).to(lab.dtype)
+    out, normed = torch.empty_like(a), torch.empty_like(a)
 
     def work() -> None:
         torch.mm(a, a, out=out)
         out.mul_(2.0)
+        rms_norm(out, a[0], 1e-5, normed)
 
     lanes = [("every SM", lab.streams.whole)]
     for name, split in lab.each_split():

@@ -114,14 +114,16 @@ class Lab:
         if needed_gib * 2**30 > self.memory_bytes:
             raise SmallDeviceError(shape.name, needed_gib, self.memory_bytes / 2**30)
         kernels = Kernels(_plain_ops, _best) if self.dry and not interpreted else None
-        runner = CudaRunner(shape.write(self.folder / "models"), settings.config, self.streams, kernels)
+        runner = CudaRunner(shape.write(self.folder / "models"), settings.config, self.streams, kernels, strict=False)
         self._open = (shape, settings, runner)
         return runner
 
     def close(self) -> None:
-        """Frees the model that is open. Safe to call twice."""
-        if self._open is not None:
-            self._open[2].close()
+        """Frees the model that is open, and what one has left that could not be opened. Safe to call twice."""
+        try:
+            if self._open is not None:
+                self._open[2].close()
+        finally:
             self._open = None
             gc.collect()
             self.streams.settle()

@@ -11,7 +11,7 @@ from torch import Tensor
 from pdmux_ray.device.cuda.ops import CudaOps
 from pdmux_ray.device.cuda.scratch import Scratch
 from pdmux_ray.gpu_check.lab import Lab
-from pdmux_ray.gpu_check.report import Limit, Row
+from pdmux_ray.gpu_check.report import Limit, Row, Verdict
 from pdmux_ray.model.ops import AttentionBatch, AttentionSpec
 from pdmux_ray.model.reference_ops import ReferenceOps
 from pdmux_ray.model.rope import Rope, RopeSpec
@@ -35,6 +35,7 @@ class Step:
     contexts: tuple[int, ...]
     window: int | None = None
     qk_norm: bool = False
+    decodes: int = 0  # of the sequences, when there are others, too
 
 
 def operations(lab: Lab) -> Iterator[Row]:
@@ -43,6 +44,7 @@ def operations(lab: Lab) -> Iterator[Row]:
     for step in steps(lab):
         for sms in levels:
             yield RELATIVE_ERROR.row(f"{step.what}, {sms} SMs", attention_error(lab, step, sms))
+    yield _far(lab)
     yield from _others(lab)
 
 
@@ -60,21 +62,50 @@ def steps(lab: Lab) -> list[Step]:
         Step("decode attention, window, q/k norm", 8, 8, dim, ones, contexts, window, True),
         Step("prefill attention, cached prefixes", 8, 1, dim, (longest // 3, 3, 9), cached),
         Step("prefill attention, cached, window, q/k norm", 4, 2, dim, (longest // 3, 3, 9), cached, window, True),
+        Step("decode attention, 40 sequences", 8, 2, dim, (1,) * 40, tuple(1 + row * longest // 40 for row in range(40))),
+        mixed(longest, dim),
     ]
     return found
 
 
-def attention_error(lab: Lab, step: Step, sms: int) -> float:
-    """Of q/k norm, RoPE, KV write and attention together. What the step wrote into the pool counts, too."""
+def mixed(longest: int, dim: int) -> Step:
+    """So many decodes that the views of the others' entries begin where no vector does."""
+    return Step("decodes and prefills", 8, 2, dim, (1, 1, 1, longest // 3, 5), (longest, 17, 1, longest // 3, 20), decodes=3)
+
+
+def _far(lab: Lab) -> Row:
+    """On pages whose elements are beyond what 32 bits count, when the device has room for them. A dry run's are nearer."""
+    step = mixed(lab.sizes.kernel_context, lab.sizes.head_dims[len(lab.sizes.head_dims) // 2])
+    elements, what = 2**12 if lab.dry else 2**31, f"{step.what}, pages beyond 2^31 elements"
+    needed = 3 * elements * lab.dtype.itemsize  # keys and values, and as much as a half again
+    lab.streams.settle()
+    if lab.streams.free_bytes() < needed:
+        note = f"it needs {needed / 2**30:.0f} GiB of GPU memory"
+        return Row(what, "not run", verdict=Verdict.NOT_JUDGED, note=note)
+    pages = elements // (step.kv_heads * PAGE_SIZE * step.head_dim)
+    return RELATIVE_ERROR.row(what, attention_error(lab, step, lab.streams.units, pages))
+
+
+def attention_error(lab: Lab, step: Step, sms: int, pages_before: int = 0) -> float:
+    """Of q/k norm, RoPE, KV write and attention together. What the step wrote into the pool counts, too. `pages_before`: in the
+    pool, before those of the step."""
     device, seed = lab.streams.device, 0
     pool, qkv, batch, spec = make(step, device, lab.dtype, seed)
     expected_pool = pool.float()
     expected = ReferenceOps(expected_pool).qkv_to_attention(0, qkv.float(), batch, _wide(spec))
+    pool, batch = _moved(pool, batch, pages_before)
     scratch = Scratch(device, lab.dtype, len(qkv), len(step.contexts))
     found = torch.empty(len(qkv), step.heads * step.head_dim, dtype=lab.dtype, device=device)
     ops = CudaOps(pool, scratch, sms)
     _run(lab, found, lambda: ops.qkv_to_attention(0, qkv, batch, spec))
-    return max(relative_error(found, expected), relative_error(pool, expected_pool))
+    return max(relative_error(found, expected), relative_error(pool[:, :, pages_before:], expected_pool))
+
+
+def _moved(pool: Tensor, batch: AttentionBatch, pages: int) -> tuple[Tensor, AttentionBatch]:
+    """The same in a pool with so many pages more, in front, which hold anything."""
+    larger = torch.empty(*pool.shape[:2], pages + pool.shape[2], *pool.shape[3:], dtype=pool.dtype, device=pool.device)
+    larger[:, :, pages:] = pool
+    return larger, replace(batch, slots=batch.slots + pages * PAGE_SIZE, page_table=batch.page_table + pages)
 
 
 def make(
@@ -102,6 +133,7 @@ def make(
         query_starts=torch.tensor([0, *step.queries]).cumsum(0).int().to(device),
         context_lengths=torch.tensor(step.contexts, dtype=torch.int32, device=device),
         page_table=table.to(device),
+        decodes=step.decodes,
     )
     norms = [noise(step.head_dim) if step.qk_norm else None for _ in range(2)]
     inv_freq = 1e4 ** -(torch.arange(0, step.head_dim, 2) / step.head_dim)
