@@ -152,10 +152,12 @@ class _Maker:
         for stream, decoder in decoders.items():
             warm_up(stream, self.decodes, decoder, largest)
             stream.record().wait()
-        steps = _rehearsals(pass_tokens, self.decodes.shape, weights.config.context_length)
+        shape, context = self.decodes.shape, weights.config.context_length
+        steps = [*_mixes(pass_tokens, shape, context), *_lengths(pass_tokens, shape, context)]
         for stream, decoder in prefill_decoders.items():
             for batch in steps:
                 self._rehearse_layers(self.prefills.open(batch, None), decoder, stream)
+            steps = _lengths(pass_tokens, shape, context)  # other kernels are compiled now
         stream = self.streams.whole
         before = self.streams.free_bytes()
         graph = capture(self.streams, stream, self.decodes, decoders[stream], largest)  # held until its memory is counted
@@ -164,19 +166,24 @@ class _Maker:
         return taken * len(decoders) * len(self.decodes.buckets)
 
 
-def _rehearsals(tokens: int, shape: StepShape, context: int) -> list[StepBatch]:
+def _mixes(tokens: int, shape: StepShape, context: int) -> list[StepBatch]:
     """Steps of a prefill lane that bring up every kernel and every buffer: decodes of each width that is compiled, the most
-    sequences with a prefill among them, and prefills of as many tokens as differ in cuBLAS's choice of kernels."""
+    sequences with a prefill among them, and few tokens."""
     few, page_size = min(2, context), shape.page_size
     widths = [2**power for power in range(_NARROWEST, shape.rows.bit_length()) if 2**power < shape.rows]
     decodes = [[_Nobody(1, page_size)] * min(count, tokens) for count in (*widths, shape.rows)]
     mixed = StepBatch(decodes[-1][: min(shape.rows - 1, tokens - few)], _slices(few, context, page_size))
-    lengths = dict.fromkeys([tokens, *(length for length in _LENGTHS if length < tokens), few, 1])
     return [
         mixed,
-        *(StepBatch([], _slices(count, context, page_size)) for count in lengths),
-        *(StepBatch(s, []) for s in decodes),
+        *(StepBatch(rows, []) for rows in decodes),
+        *(StepBatch([], _slices(n, context, page_size)) for n in (few, 1)),
     ]
+
+
+def _lengths(tokens: int, shape: StepShape, context: int) -> list[StepBatch]:
+    """Prefills of as many tokens as differ in the kernels that cuBLAS takes for them, which depend on a lane's SMs, too."""
+    lengths = (tokens, *(length for length in _LENGTHS if length < tokens))
+    return [StepBatch([], _slices(length, context, shape.page_size)) for length in lengths]
 
 
 def _slices(tokens: int, context: int, page_size: int) -> list[PrefillSlice]:

@@ -17,7 +17,7 @@ from pdmux_ray.device.cuda.inputs import packed_for
 from pdmux_ray.device.cuda.lane import StepShape
 from pdmux_ray.device.cuda.ops import CudaOps
 from pdmux_ray.device.cuda.scratch import Scratch
-from pdmux_ray.device.cuda.startup import _Nobody, _rehearsals
+from pdmux_ray.device.cuda.startup import _lengths, _mixes, _Nobody
 from pdmux_ray.device.step_tensors import StepTensors
 from pdmux_ray.engine.runner import PrefillSlice, StepBatch
 from pdmux_ray.model.ops import AttentionBatch, AttentionSpec
@@ -70,5 +70,6 @@ def as_sent(batch: AttentionBatch) -> AttentionBatch:
 
 if __name__ == "__main__":
     assert not knobs.runtime.interpret
-    rehearsed, met = kernels(_rehearsals(TOKENS, SHAPE, CONTEXT)), kernels(mixes(60))
+    rehearsal = [*_mixes(TOKENS, SHAPE, CONTEXT), *_lengths(TOKENS, SHAPE, CONTEXT)]
+    rehearsed, met = kernels(rehearsal), kernels(mixes(60))
     print(json.dumps({"rehearsed": len(rehearsed), "met": len(met), "left out": sorted(met - rehearsed)}))

@@ -306,7 +306,7 @@ def test_every_prefill_stream_has_multiplied_matrices_of_each_length_before_the_
     recorded_runner(model_dir, kernels=kernels, max_prefill_tokens=300, kv_cache_gib=0.02)
     assert set(seen) == {2, 4, 6, 8}
     for lengths in seen.values():
-        assert lengths >= {0, 1, 64, 256, 300}
+        assert lengths >= {0, 64, 256, 300}
 
 
 def test_a_job_that_has_ended_leaves_its_memory_to_the_next_one(model_dir: Path) -> None:
