@@ -183,7 +183,12 @@ class _Device:
             return stated[0], stated[1]
         # Drivers and bindings before 13.0 do not state them, but they round: the group for one SM is as small as groups are,
         # and that for one SM more is larger by the alignment.
-        least = self._rounded(1)
+        try:
+            least = self._rounded(1)
+        except CudaError as error:
+            if error.code not in _REFUSALS:
+                raise
+            return self._sms.sm.smCount, self._sms.sm.smCount  # no group leaves anything: the device cannot be divided
         try:
             return least, self._rounded(least + 1) - least or least
         except CudaError:  # there is no room for a larger one

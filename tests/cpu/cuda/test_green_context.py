@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 pytest.importorskip("cuda.bindings.driver")
@@ -284,6 +284,7 @@ def test_a_stream_whose_context_were_destroyed_would_be_detached(stand_in: Stand
     granularity=st.sampled_from([(4, 2), (8, 8), (2, 2), (1, 1)]),
     driver=st.sampled_from(DRIVERS),
 )
+@example(sms=2, granularity=(4, 2), driver=12080)  # fewer than a group has, from a driver that does not state it
 def test_of_any_device_what_is_made_is_what_is_feasible(
     stand_in: StandIn, sms: int, granularity: tuple[int, int], driver: int
 ) -> None:
