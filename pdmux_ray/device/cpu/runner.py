@@ -25,8 +25,6 @@ from pdmux_ray.model.config import DecoderConfig
 from pdmux_ray.model.decoder import load_decoder
 from pdmux_ray.types import ONE_PASS_MODES, Split
 
-DECODES_ONLY = "a step with a split has decodes only; prefills are jobs"
-
 
 @dataclass(frozen=True, slots=True)
 class _InFlight:
@@ -87,11 +85,11 @@ class CpuRunner:
         woken twice, for 10 to 20 % of a step in a server whose gateway shares the cores.
         """
         lane = self._open(self._decode)
+        if split is not None and batch.prefills:
+            raise ValueError("a step with a split has decodes only; prefills are jobs")
         if split is not None and (self._block is not None or split.decode_units != self.units):
             self._launch_decodes(lane, batch, split)
             return
-        if split is not None and batch.prefills:
-            raise ValueError(DECODES_ONLY)
         if self._block is not None:
             raise RuntimeError("a step without a split needs every unit, but a block is in flight: collect it first")
         self._use_threads()
@@ -103,9 +101,6 @@ class CpuRunner:
         self._launched = forward
 
     def _launch_decodes(self, lane: Lane, batch: StepBatch, split: Split) -> None:
-        if batch.prefills:
-            raise ValueError(DECODES_ONLY)
-
         def step() -> StepOutput:
             lane.advance(forward, lane.layers)
             return lane.finish(forward)
