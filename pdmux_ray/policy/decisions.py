@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from pdmux_ray.policy.views import Estimate
-from pdmux_ray.types import Mode, Split
+from pdmux_ray.types import Mode, Role, Split
 
 
 class StepReason(Enum):
@@ -192,3 +192,30 @@ class RouteChoice:
     reason: RouteReason
     prefill: tuple[str, ...] = ()  # instances to fetch the prompt's KV from, best first; empty: prefilled where it decodes
     predicted_ttft_s: float | None = None  # None without a prediction
+
+
+class PlacementReason(Enum):
+    """Why the roles of a fleet are changed, or left as they are."""
+
+    STALE = "stale"  # the newest figures are too old, or there are none: nothing is done
+    FEW = "few"  # there are not two instances to choose between
+    PENDING = "pending"  # an instance has not taken the role yet that it was given
+    PINNED = "pinned"  # an instance gets the role that its operator has fixed
+    BOUNDS = "bounds"  # there are more or fewer of a role than allowed
+    CALM = "calm"  # no side is busy
+    BALANCED = "balanced"  # no other ratio is better by the margin
+    CONFIRMING = "confirming"  # another one is, but not for long enough
+    COOLING = "cooling"  # another one is, but the last change is too recent
+    MORE_PREFILL = "more_prefill"  # instances begin to prefill
+    MORE_DECODE = "more_decode"  # instances that prefilled begin to decode
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementPlan:
+    """The roles that instances should have, and which of them are to be given another one now. With no other reason than
+    PINNED, BOUNDS, MORE_PREFILL and MORE_DECODE are there any changes."""
+
+    reason: PlacementReason
+    roles: tuple[tuple[str, Role], ...]  # of every instance, by its id
+    changes: tuple[tuple[str, Role], ...] = ()
+    replicas: int | None = None  # instances that there should be; None: that is not for it to say
