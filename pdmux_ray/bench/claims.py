@@ -1,8 +1,9 @@
 """What a comparison of modes must show, and what it shows. Pure but for the sessions that it reads.
 
-A goodput that held at every rate counts as that, "at least". Of one that held at none only the lowest rate is known, which it
-is below: a ratio over it is "at least", too. A ratio to the best of several is one to the largest of noisy figures, so it comes
-out a little low.
+A goodput that held at every rate is "at least" that, and a ratio over it "at most"; when both sides held every rate, nothing is
+known of their ratio. Of one that held at none only the lowest rate is known, which it is below: a ratio over it is "at least".
+It holds for sure only where its interval lies above the limit. A ratio to the best of several is one to the largest of noisy
+figures, so it comes out a little low.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ TIMES = 2.0
 class Verdict(Enum):
     HOLDS = "holds"
     LIKELY = "holds, but no interval shows it"
-    OPEN = "not shown: the interval holds the limit"
+    OPEN = "not shown"  # the figures allow both
     MISSED = "missed"
     UNKNOWN = "not measured"
 
@@ -39,8 +40,9 @@ class Claim:
     over: str
     limit: float
     ratio: float | None
-    ci: tuple[float, float] | None = None  # 95 %
+    ci: tuple[float, float | None] | None = None  # 95 %; without an upper end: None
     at_least: bool = False
+    at_most: bool = False
     requests: tuple[int, int] | None = None  # that decided the goodput of the target, and of the other
     target: str = AUTO
 
@@ -48,17 +50,21 @@ class Claim:
     def verdict(self) -> Verdict:
         if self.ratio is None:
             return Verdict.UNKNOWN
-        if self.ratio >= self.limit:
+        if self.ratio >= self.limit and not self.at_most:
             simulated = self.requests is None  # figures alone, without noise
-            sure = self.at_least or (self.ci[0] >= self.limit if self.ci else simulated)
-            return Verdict.HOLDS if sure else Verdict.LIKELY
-        reaches = self.at_least or (self.ci is not None and self.ci[1] >= self.limit)
+            return Verdict.HOLDS if (self.ci[0] >= self.limit if self.ci else simulated) else Verdict.LIKELY
+        high = self.ratio if self.ci is None else self.ci[1]
+        reaches = self.at_least or self.ratio >= self.limit or high is None or high >= self.limit
         return Verdict.OPEN if reaches else Verdict.MISSED
 
     @property
     def cells(self) -> list[str]:
-        found = figures.NONE if self.ratio is None else f"{'at least ' if self.at_least else ''}{self.ratio:.2f}"
-        interval = f"{self.ci[0]:.2f} to {self.ci[1]:.2f}" if self.ci else figures.NONE
+        found = interval = figures.NONE
+        if self.ratio is not None and not (self.at_least and self.at_most):
+            found = f"{'at least ' if self.at_least else 'at most ' if self.at_most else ''}{self.ratio:.2f}"
+        if self.ci and found != figures.NONE:
+            low, high = self.ci
+            interval = f"{low:.2f} {'and more' if high is None else f'to {high:.2f}'}"
         counts = "{} and {}".format(*self.requests) if self.requests else figures.NONE
         return [self.shape, f"{self.target} ≥ {self.limit:g} × {self.over}", found, interval, counts, self.verdict.value]
 
@@ -94,11 +100,11 @@ def claim_of(shape: str, ours: Summary, theirs: Summary, limit: float, over: str
     bounds = ours.goodput_bound, theirs.goodput_bound
     if Bound.UNKNOWN.value in bounds or bounds == (Bound.BELOW.value, Bound.BELOW.value):
         return Claim(shape, over, limit, None)
+    at_least, at_most = (bound == Bound.AT_LEAST.value for bound in bounds)
     if theirs.goodput_bound == Bound.BELOW.value:
         least = min(run.rate for run in theirs.runs if run.invalid is None) / theirs.devices
         return Claim(shape, over, limit, ours.goodput_rps / least, at_least=True)
-    at_least = ours.goodput_bound == Bound.AT_LEAST.value
-    return Claim(shape, over, limit, ours.goodput_rps / theirs.goodput_rps, at_least=at_least)
+    return Claim(shape, over, limit, ours.goodput_rps / theirs.goodput_rps, at_least=at_least, at_most=at_most)
 
 
 def deciding(session: Session) -> int:

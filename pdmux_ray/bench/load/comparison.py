@@ -22,29 +22,35 @@ _RESAMPLES = 1000
 
 @dataclass(frozen=True, slots=True)
 class GoodputRatio:
-    """A target's goodput per device over the first one's. None where the first one's is 0 or either is unknown."""
+    """A target's goodput per device over the first one's. None where the first one's is 0 or either is unknown.
+
+    `ci`: 95 %, of a paired bootstrap: both sides draw the same requests where they had the same. Where the first one does not
+    even hold its lowest rate, it carries less than that, so that the ratio is at least the one to that rate, and has no upper
+    end (None). None where either is unknown.
+    """
 
     target: str
     ratio: float | None
-    ci: tuple[float, float] | None  # 95 %, of a paired bootstrap: both sides draw the same requests where they had the same
+    ci: tuple[float, float | None] | None
 
     def __str__(self) -> str:
-        if self.ratio is None:
+        if self.ratio is None or self.ci is None:
             return "no ratio: one of the two is 0 or unknown"
-        interval = f"95 % interval {self.ci[0]:.2f} to {self.ci[1]:.2f}" if self.ci else "without an upper bound"
-        return f"{self.ratio:.2f}×, {interval}"
+        low, high = self.ci
+        return f"{self.ratio:.2f}×, 95 % interval {low:.2f} {'and more' if high is None else f'to {high:.2f}'}"
 
 
 def goodput_ratio(session: Session, first: Session) -> GoodputRatio:
     points, first_points = session.points(), first.points()
-    rps = session.summary().goodput_rps
-    first_rps = first.summary().goodput_rps
-    if not points or not first_points or not first_rps:
+    if not points or not first_points:
         return GoodputRatio(session.name, None, None)
-    pairs = zip(_resampled(first, first_points), _resampled(session, points), strict=True)
-    drawn = sorted(ours / theirs if theirs else math.inf for theirs, ours in pairs)
-    low, high = quantile(drawn, 0.025), quantile(drawn, 0.975)
-    return GoodputRatio(session.name, rps / first_rps, (low, high) if math.isfinite(high) else None)
+    rps, first_rps = session.summary().goodput_rps, first.summary().goodput_rps
+    least_rps = min(point.rate_rps for point in first_points) / first.terms.devices
+    pairs = list(zip(_resampled(first, first_points), _resampled(session, points), strict=True))
+    low = quantile(sorted(ours / (theirs or least_rps) for theirs, ours in pairs), 0.025)
+    high = quantile(sorted(ours / theirs if theirs else math.inf for theirs, ours in pairs), 0.975)
+    ratio = rps / first_rps if first_rps else None
+    return GoodputRatio(session.name, ratio, (low, high if math.isfinite(high) else None))
 
 
 def _resampled(session: Session, points: Sequence[RatePoint]) -> list[float]:

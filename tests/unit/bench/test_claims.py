@@ -42,6 +42,34 @@ def test_over_a_server_that_held_no_rate_the_ratio_is_at_least_to_the_lowest(tmp
     assert peer.verdict is Verdict.HOLDS
 
 
+def test_a_server_that_missed_its_lowest_rate_by_little_may_be_better_than_that(tmp_path: Path) -> None:
+    auto = session_of(tmp_path, "auto", {1.0: GOOD, 2.0: GOOD, 4.0: BAD})
+    other = session_of(tmp_path, "peer", {1.0: 0.85, 4.0: 0.8})
+    *_, peer = claims({"loogle": {"auto": auto, "peer": other}})
+    assert peer.at_least
+    assert peer.ratio is not None
+    assert peer.ratio > 2.0
+    assert peer.verdict is Verdict.LIKELY
+
+
+def test_over_a_server_that_held_every_rate_the_ratio_is_at_most_that(tmp_path: Path) -> None:
+    more, less = {1.0: GOOD, 2.0: GOOD, 4.0: BAD}, {1.0: GOOD, 1.5: BAD}
+    sessions = {"auto": more, "split": {1.0: GOOD}}
+    (found,) = claims({"sharegpt": {name: session_of(tmp_path, name, good) for name, good in sessions.items()}})
+    assert (found.at_most, found.verdict) == (True, Verdict.OPEN)
+    assert found.cells[2].startswith("at most 2")
+    sessions = {"auto": less, "split": {4.0: GOOD}}
+    (found,) = claims({"sharegpt": {name: session_of(tmp_path / "less", name, good) for name, good in sessions.items()}})
+    assert found.verdict is Verdict.MISSED
+
+
+def test_of_two_that_held_every_rate_nothing_is_known(tmp_path: Path) -> None:
+    sessions = {name: session_of(tmp_path, name, {1.0: GOOD, 2.0: GOOD}) for name in ("auto", "split")}
+    (found,) = claims({"sharegpt": sessions})
+    assert found.verdict is Verdict.OPEN
+    assert found.cells[2:4] == ["–", "–"]
+
+
 def test_a_ratio_below_its_limit_is_open_while_its_interval_reaches_it() -> None:
     assert Claim("s", "x", 0.97, 0.9, (0.8, 1.0)).verdict is Verdict.OPEN
     assert Claim("s", "x", 0.97, 0.9, (0.8, 0.95)).verdict is Verdict.MISSED

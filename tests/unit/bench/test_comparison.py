@@ -33,7 +33,10 @@ def test_goodput_is_compared_with_an_interval(tmp_path: Path) -> None:
     found = goodput_ratio(other, first)
     assert found.ratio == pytest.approx(2.0)
     assert found.ci is not None
-    assert found.ci[0] <= 2.0 <= found.ci[1]
+    low, high = found.ci
+    assert high is not None
+    assert low <= 2.0 <= high
+    assert str(found).endswith(f"95 % interval {low:.2f} to {high:.2f}")
 
 
 def test_a_target_equals_itself_in_every_resample(tmp_path: Path) -> None:
@@ -45,6 +48,12 @@ def test_goodput_is_compared_per_device(tmp_path: Path) -> None:
     first = session_of(tmp_path, "a", {1.0: 1.0})
     two = session_of(tmp_path, "b", {1.0: 1.0}, Terms(TERMS.slo, devices=2))
     assert goodput_ratio(two, first).ratio == pytest.approx(0.5)
+
+
+def test_over_one_that_holds_no_rate_the_interval_begins_at_the_lowest_and_has_no_end(tmp_path: Path) -> None:
+    first = session_of(tmp_path, "a", {1.0: 0.5})
+    found = goodput_ratio(session_of(tmp_path, "b", {2.0: 1.0}), first)
+    assert (found.ratio, found.ci) == (None, (2.0, None))
 
 
 def test_there_is_no_ratio_to_what_is_unknown(tmp_path: Path) -> None:
