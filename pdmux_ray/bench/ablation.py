@@ -12,109 +12,39 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from random import Random
 
 from rich.console import Console
 
 from pdmux_ray.bench import bound, settings
-from pdmux_ray.bench.cli import TOKEN_IDS
-from pdmux_ray.bench.compare_peer import MIN_OUTPUT_TOKENS, SHAPES, SLO, reserve_all
 from pdmux_ray.bench.load.offer import Offer
 from pdmux_ray.bench.load.outcome import measured, write_report
-from pdmux_ray.bench.load.session import Session
-from pdmux_ray.bench.study import MAX_CONTEXT, Extent, Shape, Study, measured_sessions, read_shares
+from pdmux_ray.bench.scaled_work import SLO, mixed
+from pdmux_ray.bench.study import Extent, Shape, Study, measured_sessions, read_shares, reserve_all
+from pdmux_ray.bench.study_tables import latencies
 from pdmux_ray.errors import ConfigError, PdmuxError
 from pdmux_ray.metrics.goodput import Slo
-from pdmux_ray.metrics.summary import RunSummary, summarize_run
 from pdmux_ray.model.source import resolve
 from pdmux_ray.report import figures
-from pdmux_ray.workload.requests import Ask, Workload
-from pdmux_ray.workload.scaling import Scaling
-from pdmux_ray.workload.source import load_workload
 
-TARGETS = ("auto", "split", "sglang", "half")
+# Those of `settings.NAMES` that are compared, each with what it is.
 WHAT = {
     "auto": "dispatcher, any mode",
     "split": "dispatcher, split only",
     "sglang": "published batch-size rule",
     "half": "fixed half split, whole prefills",
 }
-EVERY = 3  # request of the mix is a long one
 SHARES = (0.15, 0.25, 0.35, 0.5, 0.7)  # a closed loop carries about three times what holds these objectives
 SECONDS = 15.0  # of arrivals of each run, at least
-
-
-@dataclass(frozen=True)
-class Mixed:
-    """A `Workload`: of `every` requests one is of `long`, the others of `short`, each in its own order."""
-
-    short: Workload
-    long: Workload
-    every: int = EVERY
-    scattered: bool = False  # the long one is anywhere among them, not the last one
-
-    @property
-    def name(self) -> str:
-        return f"{self.short.name} with {self.long.name}"
-
-    @property
-    def description(self) -> Sequence[str]:
-        which = "one at random" if self.scattered else "the last one"
-        rule = f"Of {self.every} requests in a row {which} is of {self.long.name}."
-        return [rule, *self.short.description, *self.long.description]
-
-    def asks(self, count: int, seed: int) -> list[Ask]:
-        """Raises ConfigError when either has fewer."""
-        longs = iter(self.long.asks(count // self.every + 1, seed))
-        shorts = iter(self.short.asks(count, seed))
-        rng, last = Random(f"places {seed}"), self.every - 1
-        rows = range(0, count, self.every)
-        places = {first + (rng.randrange(self.every) if self.scattered else last) for first in rows}
-        return [next(longs if index in places else shorts) for index in range(count)]
-
-
-def mixed() -> Mixed:
-    def load(name: str) -> Workload:
-        scaling = Scaling(divide=SHAPES[name], max_context=MAX_CONTEXT, min_output_tokens=MIN_OUTPUT_TOKENS)
-        return load_workload(name, scaling=scaling, token_ids=TOKEN_IDS)
-
-    return Mixed(load("sharegpt"), load("loogle"))
-
-
-def table(sessions: Sequence[Session], rate: float, what: Mapping[str, str] = WHAT) -> list[str]:
-    """In Markdown. Milliseconds, at `rate`; the goodput of all rates. `what`: words for the sessions' names."""
-    lines = [
-        f"| at {figures.rate(rate)} requests/s | TTFT p50, ms | p99 | ITL p50, ms | p99 | largest gap, ms | good | "
-        "goodput, requests/s |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    for session in sessions:
-        run = pooled(session, rate)
-        if run is None:
-            continue
-        times = (run.ttft_s.p50, run.ttft_s.p99, run.itl_s.p50, run.itl_s.p99, run.itl_s.max)
-        summary = session.summary()
-        low, high = summary.goodput_ci
-        goodput = f"{figures.goodput(summary)} ({figures.significant(low)} to {figures.significant(high)})"
-        words = what.get(session.name, session.name)
-        lines.append(f"| {words} | {' | '.join(map(figures.ms, times))} | {figures.percent(run.good_fraction)} | {goodput} |")
-    return lines
-
-
-def pooled(session: Session, rate: float) -> RunSummary | None:
-    """All valid rounds at a rate as one run; None without any."""
-    lifelines = [one for record in session.records if record.rate == rate and not record.invalid for one in record.lifelines]
-    return summarize_run(session.name, rate, lifelines, session.terms.slo) if lifelines else None
 
 
 def parser() -> argparse.ArgumentParser:
     """Of the command line."""
     parser = argparse.ArgumentParser(prog="python -m pdmux_ray.bench.ablation", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--targets", default=",".join(TARGETS), metavar="T,T,…", help=f"default: {','.join(TARGETS)}")
+    parser.add_argument("--targets", default=",".join(WHAT), metavar="T,T,…", help=f"default: {','.join(WHAT)}")
     text = "that `pdmux profile` has made of this machine; without it one is measured first (at most 10 minutes)"
     parser.add_argument("--profile", type=Path, metavar="FILE", help=text)
     shares = ",".join(f"{share:g}" for share in SHARES)
@@ -157,7 +87,7 @@ def conclude(directory: Path, study: Study) -> None:
         return
     write_report(directory, sessions)
     predictions, _ = bound.table({session.name: bound.read(session.directory) for session in sessions})
-    lines = [line for rate in shape.rates for line in (*table(sessions, rate), "")]
+    lines = [line for rate in shape.rates for line in (*latencies(sessions, rate, WHAT), "")]
     lines += ["Predictions", "", *predictions]
     (directory / "tables.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
     assert study.terms is not None

@@ -25,14 +25,12 @@ from typing import TypeAlias
 from rich.console import Console
 
 from pdmux_ray.bench import settings
-from pdmux_ray.bench.ablation import mixed
 from pdmux_ray.bench.cli import TOKEN_IDS
-from pdmux_ray.bench.compare_peer import MIN_OUTPUT_TOKENS, SHAPES, SLO
 from pdmux_ray.bench.load.offer import Offer
 from pdmux_ray.bench.load.targets import plan_solo
+from pdmux_ray.bench.scaled_work import MAX_CONTEXT, SLO, mixed, scaled
 from pdmux_ray.bench.simulate import parse_slower
 from pdmux_ray.bench.simulated_runs import Setup, idle_latency, only_errors, simulated
-from pdmux_ray.bench.study import MAX_CONTEXT
 from pdmux_ray.config import parse_app_config
 from pdmux_ray.device.cpu.cores import usable_cores
 from pdmux_ray.errors import ConfigError, PdmuxError
@@ -47,8 +45,6 @@ from pdmux_ray.sim.device import DeviceModel
 from pdmux_ray.sim.fleet import LINE_S
 from pdmux_ray.sim.profiled import profiled
 from pdmux_ray.workload.requests import Workload
-from pdmux_ray.workload.scaling import Scaling
-from pdmux_ray.workload.source import load_workload
 
 MIX = "mix"
 # Requests a second: as servers on two cores were given them, and more of openthoughts, of which a simulated one carries more.
@@ -124,10 +120,7 @@ class Question:
 
 
 def work_of(name: str) -> Workload:
-    if name == MIX:
-        return mixed()
-    scaling = Scaling(divide=SHAPES[name], max_context=MAX_CONTEXT, min_output_tokens=MIN_OUTPUT_TOKENS)
-    return load_workload(name, scaling=scaling, token_ids=TOKEN_IDS)
+    return mixed() if name == MIX else scaled(name)
 
 
 def server(mode: str, device: DeviceModel, spread: float, offer: Offer, slo: Slo | None = None) -> Setup:

@@ -21,26 +21,20 @@ from pathlib import Path
 from rich.console import Console
 
 from pdmux_ray.bench import bound, claims, settings
-from pdmux_ray.bench.cli import TOKEN_IDS
 from pdmux_ray.bench.load.compare import conclude
 from pdmux_ray.bench.load.offer import Offer
-from pdmux_ray.bench.load.outcome import measured, reserve, write_report
-from pdmux_ray.bench.study import MAX_CONTEXT, REQUESTS, Extent, Shape, Study, measured_sessions, read_shares
+from pdmux_ray.bench.load.outcome import measured, write_report
+from pdmux_ray.bench.scaled_work import SHAPES, SLO, scaled
+from pdmux_ray.bench.study import REQUESTS, Extent, Shape, Study, measured_sessions, read_shares, reserve_all
+from pdmux_ray.bench.study_tables import goodputs
 from pdmux_ray.errors import ConfigError, PdmuxError
 from pdmux_ray.metrics.goodput import Slo
 from pdmux_ray.model.source import resolve
 from pdmux_ray.report import figures
-from pdmux_ray.workload.scaling import Scaling
-from pdmux_ray.workload.source import load_workload
 
-MIN_OUTPUT_TOKENS = 8  # a shorter one has no ITL to speak of
 TARGETS = (*settings.FIXED, settings.AUTO)
-SLO = "ttft=5x,itl=3x"
 MINUTES, QUICK_MINUTES = 40.0, 8.0
 QUICK_REQUESTS = 10  # of a run, where there is no time for more
-
-# workload -> what its lengths are divided by, so that two cores and a small model do a request in fractions of a second
-SHAPES = {"sharegpt": 4.0, "loogle": 16.0, "openthoughts": 128.0, "tool-agent": 32.0}
 
 
 def parser() -> argparse.ArgumentParser:
@@ -85,8 +79,7 @@ def make_study(args: argparse.Namespace, console: Console) -> Study:
     extent = Extent.within(minutes, args.rounds, names, len(workloads), requests, shares, args.together)
     shapes = []
     for name in workloads:
-        scaling = Scaling(divide=SHAPES.get(name, 1.0), max_context=MAX_CONTEXT, min_output_tokens=MIN_OUTPUT_TOKENS)
-        workload = load_workload(name, scaling=scaling, token_ids=TOKEN_IDS)
+        workload = scaled(name)
         offer = Offer(workload, duration_s=extent.seconds, seed=args.seed)
         shapes.append(Shape(workload, offer, args.out / name.replace(":", "-").replace("/", "-")))
     command = partial(_command, args.profile, args.peer)
@@ -113,7 +106,7 @@ def conclude_all(directory: Path, study: Study) -> bool:
     by_target = {name: [one for of in steps.values() for one in of.get(name, ())] for name in study.names}
     predictions, predicted_well = bound.table(by_target)
     lines = [
-        *("Goodput, requests/s (95 % interval)", "", *goodputs(study), ""),
+        *("Goodput, requests/s (95 % interval)", "", *goodputs(study.shapes, study.names), ""),
         *("What must hold", "", *claims.table(found), ""),
         *("How the prefill work was done, by share of its time", "", *mode_table(steps), ""),
         *("Predictions", "", *predictions),
@@ -121,23 +114,6 @@ def conclude_all(directory: Path, study: Study) -> bool:
     (directory / "tables.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
     print("\n" + "\n".join(lines))
     return claims.all_hold(found) and (predicted_well or not settings.have_lanes(study.names))
-
-
-def goodputs(study: Study) -> list[str]:
-    """A table in Markdown: a row for each shape, a column for each server."""
-    lines = ["| workload | " + " | ".join(study.names) + " |", "|---|" + "---|" * len(study.names)]
-    for shape in study.shapes:
-        cells = []
-        for name in study.names:
-            session = shape.sessions.get(name)
-            if session is None or not session.records:
-                cells.append(figures.NONE)
-                continue
-            summary = session.summary()
-            low, high = summary.goodput_ci
-            cells.append(f"{figures.goodput(summary)} ({figures.significant(low)} to {figures.significant(high)})")
-        lines.append(f"| {shape.workload.name} | " + " | ".join(cells) + " |")
-    return lines
 
 
 def mode_table(steps: dict[str, dict[str, list[bound.Step]]]) -> list[str]:
@@ -154,13 +130,6 @@ def mode_table(steps: dict[str, dict[str, list[bound.Step]]]) -> list[str]:
 
 def _steps(shape: Shape, names: Sequence[str]) -> dict[str, list[bound.Step]]:
     return {name: steps for name in names if (steps := bound.read(shape.directory / name))}
-
-
-def reserve_all(directories: Sequence[Path], force: bool) -> None:
-    """Makes them all, without results of an earlier run. Raises ConfigError."""
-    for directory in directories:
-        reserve(directory, force)
-        (directory / bound.FILE).unlink(missing_ok=True)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -30,14 +30,14 @@ from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 
 from pdmux_ray.bench import bound, claims, settings
-from pdmux_ray.bench.ablation import Mixed, table
 from pdmux_ray.bench.cli import TOKEN_IDS
-from pdmux_ray.bench.compare_peer import MIN_OUTPUT_TOKENS, SHAPES, SLO, reserve_all
 from pdmux_ray.bench.load.client import Target
 from pdmux_ray.bench.load.offer import Offer
 from pdmux_ray.bench.load.outcome import measured, write_report
 from pdmux_ray.bench.load.session import Session
-from pdmux_ray.bench.study import MAX_CONTEXT, Extent, Shape, Study, measured_sessions, read_shares
+from pdmux_ray.bench.scaled_work import MAX_CONTEXT, SLO, Mixed, scaled
+from pdmux_ray.bench.study import Extent, Shape, Study, measured_sessions, read_shares, reserve_all
+from pdmux_ray.bench.study_tables import latencies
 from pdmux_ray.errors import ConfigError, PdmuxError
 from pdmux_ray.metrics.goodput import Slo
 from pdmux_ray.model.source import resolve
@@ -47,7 +47,7 @@ from pdmux_ray.workload.lengths import PowerLaw
 from pdmux_ray.workload.scaling import Scaling
 from pdmux_ray.workload.shapes import STRATIFIED
 from pdmux_ray.workload.shapes import Shape as Lengths
-from pdmux_ray.workload.source import TokenWorkload, load_workload
+from pdmux_ray.workload.source import TokenWorkload
 
 CONFIG = settings.ROOT / "configs" / "1p1d.yaml"
 PREDICT = "predict"
@@ -174,10 +174,8 @@ def _read(url: str) -> str:
 
 def workload() -> Mixed:
     """Nine short ones and a long one in any order, and so on."""
-    scaling = Scaling(divide=SHAPES["sharegpt"], max_context=MAX_CONTEXT, min_output_tokens=MIN_OUTPUT_TOKENS)
-    short = load_workload("sharegpt", scaling=scaling, token_ids=TOKEN_IDS)
     long = TokenWorkload(LONG, Scaling(max_context=MAX_CONTEXT), TOKEN_IDS)
-    return Mixed(short, long, EVERY, scattered=True)
+    return Mixed(scaled("sharegpt"), long, EVERY, scattered=True)
 
 
 def found_claims(sessions: Mapping[str, Session]) -> list[claims.Claim]:
@@ -266,7 +264,7 @@ def conclude(directory: Path, study: Study, routes: Mapping[str, Routes], pictur
     found = found_claims({session.name: session for session in sessions})
     predictions, _ = bound.table({session.name: bound.read(session.directory) for session in sessions})
     lines = [
-        *(line for rate in shape.rates for line in (*table(sessions, rate, WHAT), "")),
+        *(line for rate in shape.rates for line in (*latencies(sessions, rate, WHAT), "")),
         *("Ways", "", *routes_table(of_names), ""),
         *("What must hold", "", *claims.table(found), ""),
         *("Predictions of steps", "", *predictions),

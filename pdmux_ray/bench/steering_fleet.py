@@ -11,8 +11,8 @@ from pathlib import Path
 from rich.console import Console
 
 from pdmux_ray.bench import claims
-from pdmux_ray.bench.ablation import Mixed
 from pdmux_ray.bench.cli import TOKEN_IDS
+from pdmux_ray.bench.scaled_work import Mixed
 from pdmux_ray.report import figures
 from pdmux_ray.report.progress import Progress
 from pdmux_ray.sim.steering import LONG, PREDICT, SLO, WAYS, Outcome, Way, compare

@@ -32,9 +32,10 @@ from pdmux_ray.bench.load.generator import Options, closed_loop
 from pdmux_ray.bench.load.generator import run as run_loop
 from pdmux_ray.bench.load.job import SAMPLE
 from pdmux_ray.bench.load.offer import Offer, Terms
-from pdmux_ray.bench.load.outcome import Outcome
+from pdmux_ray.bench.load.outcome import Outcome, reserve
 from pdmux_ray.bench.load.provenance import provenance
 from pdmux_ray.bench.load.session import Session
+from pdmux_ray.bench.scaled_work import MAX_CONTEXT
 from pdmux_ray.bench.settings import START_S, YARDSTICK, served, start_s
 from pdmux_ray.bench.timeline import Fetched
 from pdmux_ray.errors import ConfigError, PdmuxError
@@ -46,7 +47,6 @@ from pdmux_ray.report.series import Window
 from pdmux_ray.report.table import print_line
 from pdmux_ray.workload.requests import Workload
 
-MAX_CONTEXT = 2048
 ATTAINMENT = 0.9
 CALIBRATION_CONCURRENCY = 8
 CALIBRATION_S = 12.0  # of a shape, for the forecast
@@ -350,3 +350,10 @@ def measured_sessions(shape: Shape, names: Sequence[str]) -> Iterator[Session]:
     for name in names:
         if name in shape.sessions and shape.sessions[name].records:
             yield shape.sessions[name]
+
+
+def reserve_all(directories: Sequence[Path], force: bool) -> None:
+    """Makes them all, without results of an earlier run. Raises ConfigError."""
+    for directory in directories:
+        reserve(directory, force)
+        (directory / bound.FILE).unlink(missing_ok=True)

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pdmux_ray.bench import compare_peer, settings
-from pdmux_ray.bench.ablation import EVERY, mixed
+from pdmux_ray.bench import ablation, compare_peer, settings
 from pdmux_ray.bench.grid import decisive
+from pdmux_ray.bench.scaled_work import EVERY, mixed
 from pdmux_ray.bench.study import (
     ATTAINMENT,
     LEAST_PROBES,
@@ -46,6 +46,10 @@ def test_auto_is_compared_with_every_other_mode() -> None:
     assert {word.removeprefix("mode=") for word in words if word.startswith("mode=")} == {
         mode.value for mode in Mode if mode is not Mode.AUTO
     }
+
+
+def test_every_way_that_the_ablation_compares_is_a_target() -> None:
+    assert set(ablation.WHAT) <= set(settings.NAMES)
 
 
 def test_targets_are_checked_before_anything_starts() -> None:
