@@ -95,7 +95,7 @@ def weighed(weights: Weights | None) -> Iterator[None]:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class AskedWork:
     """One kind of requests, and what is asked of servers that get them."""
 
     name: str
@@ -110,7 +110,7 @@ Key: TypeAlias = tuple[str, float, Weights | None]  # of a question
 class Question:
     """One run. `weights`: None for a server in split."""
 
-    work: Work
+    work: AskedWork
     rate: float
     weights: Weights | None
 
@@ -130,12 +130,12 @@ def server(mode: str, device: DeviceModel, spread: float, offer: Offer, slo: Slo
     return Setup(config, device, MAX_CONTEXT, spread, LINE_S, offer, drain_s=60.0, directory=Path())
 
 
-def asked(name: str, device: DeviceModel, slo: str, seed: int) -> Work:
+def asked(name: str, device: DeviceModel, slo: str, seed: int) -> AskedWork:
     """With its SLO in seconds."""
     workload = work_of(name)
     plan = plan_solo(workload.asks(SAMPLE, seed), TOKEN_IDS, MAX_CONTEXT)
     idle = server("prefill_first", device, 0.0, Offer(workload, requests=1))
-    return Work(name, workload, SloText.parse(slo).resolve(idle_latency(idle, plan)))
+    return AskedWork(name, workload, SloText.parse(slo).resolve(idle_latency(idle, plan)))
 
 
 def answer(question: Question, device: DeviceModel, spread: float, requests: int, seed: int) -> float:
@@ -148,7 +148,7 @@ def answer(question: Question, device: DeviceModel, spread: float, requests: int
     return rate_point(rate, run.lifelines, work.slo).good_fraction
 
 
-def table(works: Sequence[Work], ways: Sequence[Weights | None], shares: Mapping[Key, float]) -> list[str]:
+def table(works: Sequence[AskedWork], ways: Sequence[Weights | None], shares: Mapping[Key, float]) -> list[str]:
     """In Markdown: a row a way, a column a kind of work and rate; the mean of all last."""
     heads = [f"{work.name} {figures.rate(rate)}/s" for work in works for rate in RATES[work.name]]
     lines = [f"| | {' | '.join(heads)} | mean |", "|" + "---|" * (len(heads) + 2)]
@@ -159,7 +159,7 @@ def table(works: Sequence[Work], ways: Sequence[Weights | None], shares: Mapping
     return lines
 
 
-def _row(works: Sequence[Work], way: Weights | None) -> list[Question]:
+def _row(works: Sequence[AskedWork], way: Weights | None) -> list[Question]:
     return [Question(work, rate, way) for work in works for rate in RATES[work.name]]
 
 

@@ -29,7 +29,7 @@ ERROR_LIMIT = 0.10  # median error
 KINDS = ("decode", "block", "pass")
 
 
-class Step(NamedTuple):
+class TimedWork(NamedTuple):
     """One measured piece of work. A kind of KINDS: a step's decodes, a block of a prefill's layers, or both in one pass."""
 
     kind: str
@@ -39,7 +39,7 @@ class Step(NamedTuple):
     measured_s: float
 
 
-def steps_of(fetched: Fetched, begin_s: float) -> list[Step]:
+def steps_of(fetched: Fetched, begin_s: float) -> list[TimedWork]:
     """Of all instances, those that began at `begin_s` of this process' `time.perf_counter` or later."""
     found = []
     for name in fetched.instances:
@@ -49,7 +49,7 @@ def steps_of(fetched: Fetched, begin_s: float) -> list[Step]:
     return found
 
 
-def _step(event: Event) -> Step | None:
+def _step(event: Event) -> TimedWork | None:
     """None of the second slice of a step that has two."""
     args = event["args"]
     block = event["tid"] == PREFILL and "job" in args
@@ -60,10 +60,10 @@ def _step(event: Event) -> Step | None:
     predicted_ms, bound_ms = args.get("predicted ms"), args.get("99 % bound ms")
     told = predicted_ms is not None and bound_ms is not None
     predicted_s, bound_s = (predicted_ms / 1e3, bound_ms / 1e3) if told else (None, None)
-    return Step(kind, event["cat"], predicted_s, bound_s, event["dur"] / 1e6)
+    return TimedWork(kind, event["cat"], predicted_s, bound_s, event["dur"] / 1e6)
 
 
-def mode_shares(steps: Iterable[Step]) -> dict[str, float]:
+def mode_shares(steps: Iterable[TimedWork]) -> dict[str, float]:
     """Mode -> its share of the prefill work's time: which way of sharing the device was chosen while there was a choice."""
     seconds: dict[str, float] = {}
     for step in steps:
@@ -73,7 +73,7 @@ def mode_shares(steps: Iterable[Step]) -> dict[str, float]:
     return {mode: of_mode / total_s for mode, of_mode in sorted(seconds.items(), key=lambda item: -item[1])} if total_s else {}
 
 
-def table(by_target: Mapping[str, Sequence[Step]]) -> tuple[list[str], bool]:
+def table(by_target: Mapping[str, Sequence[TimedWork]]) -> tuple[list[str], bool]:
     """Lines in Markdown, a row for each target and kind of work, the last one all together; whether that one holds."""
     lines = ["| target | work | predicted steps | over the bound | median error | p90 error |", "|---|---|---|---|---|---|"]
     for target, steps in by_target.items():
@@ -87,7 +87,7 @@ def table(by_target: Mapping[str, Sequence[Step]]) -> tuple[list[str], bool]:
     return lines, whole.over_share <= OVER_LIMIT and whole.median_error <= ERROR_LIMIT
 
 
-def _times(steps: Iterable[Step]) -> Iterator[tuple[float | None, float | None, float]]:
+def _times(steps: Iterable[TimedWork]) -> Iterator[tuple[float | None, float | None, float]]:
     return ((step.predicted_s, step.bound_s, step.measured_s) for step in steps)
 
 
@@ -96,34 +96,34 @@ def _row(target: str, work: str, judged: Judged) -> str:
     return f"| {target} | {work} | {judged.steps:,} | " + " | ".join(f"{share:.1%}" for share in shares) + " |"
 
 
-def append(directory: Path, steps: Iterable[Step]) -> None:
+def append(directory: Path, steps: Iterable[TimedWork]) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     with (directory / FILE).open("a", encoding="utf-8") as file:
         file.writelines(json.dumps([*step], separators=(",", ":")) + "\n" for step in steps)
 
 
-def read(directory: Path) -> list[Step]:
+def read(directory: Path) -> list[TimedWork]:
     """None where no server told its steps. Raises ConfigError."""
-    path, found = directory / FILE, list[Step]()
+    path, found = directory / FILE, list[TimedWork]()
     if not path.exists():
         return found
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         try:
-            found.append(Step(*json.loads(line)))
+            found.append(TimedWork(*json.loads(line)))
         except (ValueError, TypeError) as error:
             raise ConfigError(f"{path}, line {number} is no step: {error}") from None
     return found
 
 
-def read_all(directory: Path) -> dict[str, list[Step]]:
+def read_all(directory: Path) -> dict[str, list[TimedWork]]:
     """Target -> its steps, of this directory and all below it; a target is named by its directory. Raises ConfigError."""
-    found: dict[str, list[Step]] = {}
+    found: dict[str, list[TimedWork]] = {}
     for path in sorted(directory.rglob(FILE)):
         found.setdefault(path.parent.resolve().name, []).extend(read(path.parent))
     return found
 
 
-def _of_server(url: str, seconds: float) -> list[Step]:
+def _of_server(url: str, seconds: float) -> list[TimedWork]:
     fetched = fetch(targets.base_url(url), seconds)
     if fetched is None:
         raise targets.TargetError(f"{url} tells no timeline: it is no server of pdmux-ray, or an older one.")
@@ -136,7 +136,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("places", nargs="+", metavar="DIR|URL")
     parser.add_argument("--seconds", type=float, default=600.0, help="of a running server's timeline; default 600")
     args = parser.parse_args(argv)
-    found: dict[str, list[Step]] = {}
+    found: dict[str, list[TimedWork]] = {}
     try:
         for place in args.places:
             told = {place: _of_server(place, args.seconds)} if targets.is_url(place) else read_all(Path(place))

@@ -116,7 +116,7 @@ def conclude_all(directory: Path, study: Study) -> bool:
     return claims.all_hold(found) and (predicted_well or not settings.have_lanes(study.names))
 
 
-def mode_table(steps: dict[str, dict[str, list[bound.Step]]]) -> list[str]:
+def mode_table(steps: dict[str, dict[str, list[bound.TimedWork]]]) -> list[str]:
     """A row for each shape and server that chose among modes."""
     lines = ["| workload | target | modes |", "|---|---|---|"]
     for shape, by_target in steps.items():
@@ -128,7 +128,7 @@ def mode_table(steps: dict[str, dict[str, list[bound.Step]]]) -> list[str]:
     return lines
 
 
-def _steps(shape: Shape, names: Sequence[str]) -> dict[str, list[bound.Step]]:
+def _steps(shape: Shape, names: Sequence[str]) -> dict[str, list[bound.TimedWork]]:
     return {name: steps for name in names if (steps := bound.read(shape.directory / name))}
 
 

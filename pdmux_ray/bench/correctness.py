@@ -115,7 +115,7 @@ class Found:
         self.wrong += [f"{name} of schedule {seed}" for name in got.tokens if got.differs(name, expected)]
 
 
-class Bench:
+class ScheduleBench:
     """Plays schedules on one device, which outlives their engines: what a schedule leaves in the pages stays there."""
 
     def __init__(self, device: CpuRunner, facts: ModelFacts) -> None:
@@ -227,7 +227,7 @@ def main() -> int:
     model_dir = resolve(args.model, config.reads_weights)
     device: CpuRunner = build_runner(model_dir, config)  # type: ignore[assignment]  # which `config` names
     try:
-        bench = Bench(device, Tokenizer.load(model_dir).facts)
+        bench = ScheduleBench(device, Tokenizer.load(model_dir).facts)
         rows = []
         for kind in args.kinds:
             rows.append(bench.run(kind, range(args.schedules)))

@@ -134,7 +134,7 @@ class Model:
         return settings
 
 
-class Bench:
+class FaultBench:
     """Where instances come from, and what they are asked. Close it."""
 
     def __init__(self, model: str, requests: int, longest: int, seed: int, folder: Path) -> None:
@@ -306,7 +306,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     found = Found([], {})
     try:
         with tempfile.TemporaryDirectory(prefix="faults-") as folder:
-            bench = Bench(args.model, args.requests, args.longest, args.seed, Path(folder))
+            bench = FaultBench(args.model, args.requests, args.longest, args.seed, Path(folder))
             with contextlib.closing(bench):
                 _try_all(bench, [UNDISTURBED, *args.faults], args.points, args.nodes, found)
     finally:  # also of what was interrupted
@@ -314,7 +314,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0 if all(each.good for each in found.outcomes) else 1
 
 
-def _try_all(bench: Bench, faults: Sequence[str], points: int, nodes: bool, found: Found) -> None:
+def _try_all(bench: FaultBench, faults: Sequence[str], points: int, nodes: bool, found: Found) -> None:
     out = Console(soft_wrap=True)
     with Progress(len(faults) * points, Console(stderr=True)) as progress:
         for fault in faults:

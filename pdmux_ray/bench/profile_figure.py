@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 COLOURS = ("#2a7f62", "#c8553d", "#3d6fb4", "#8c6bb1", "#b8860b", "#5a5a5a")
 MS = 1e3
 
-Way = tuple[int, int]  # units, units of the other lane
+Part = tuple[int, int]  # units, units of the other lane
 
 
 def plot(profile: Profile, path: Path) -> None:
@@ -43,7 +43,7 @@ def plot(profile: Profile, path: Path) -> None:
 def _decode(axes: Axes, profile: Profile) -> None:
     costs = profile.costs()
     most = max(point.batch for point in profile.points)
-    for colour, (units, beside) in _ways(profile, "decode"):
+    for colour, (units, beside) in _parts(profile, "decode"):
         _line(axes, _label(units, beside, "prefill"), colour, (1, most), partial(_decode_of, costs, units, beside))
         seen = [p for p in profile.points if (p.kind, p.units, p.beside) == ("decode", units, beside)]
         _marks(axes, [(p.batch, p) for p in seen if p.context_tokens <= 48 * p.batch], colour)
@@ -54,7 +54,7 @@ def _decode(axes: Axes, profile: Profile) -> None:
 
 def _context(axes: Axes, profile: Profile, batch: int = 8) -> None:
     costs = profile.costs()
-    for colour, (units, beside) in _ways(profile, "decode"):
+    for colour, (units, beside) in _parts(profile, "decode"):
         if beside:
             continue
         seen = [
@@ -70,7 +70,7 @@ def _context(axes: Axes, profile: Profile, batch: int = 8) -> None:
 def _prefill(axes: Axes, profile: Profile) -> None:
     costs, layers = profile.costs(), profile.parameters.layers
     points = [p for p in profile.points if p.kind == "prefill" and len(p.pieces) == 1 and not p.pieces[0][1] and not p.last]
-    for colour, (units, beside) in _ways(profile, "prefill"):
+    for colour, (units, beside) in _parts(profile, "prefill"):
         if units + beside > profile.parameters.units:
             continue
         _line(
@@ -114,8 +114,8 @@ def _prefill_of(costs: FittedCosts, layers: int, units: int, beside: int, tokens
     return costs.prefill([Piece(tokens, 0)], layers, units, beside, last=True)
 
 
-def _ways(profile: Profile, kind: str) -> list[tuple[str, Way]]:
-    found = sorted({(p.units, p.beside) for p in profile.points if p.kind == kind}, key=lambda way: (way[1] > 0, -way[0]))
+def _parts(profile: Profile, kind: str) -> list[tuple[str, Part]]:
+    found = sorted({(p.units, p.beside) for p in profile.points if p.kind == kind}, key=lambda part: (part[1] > 0, -part[0]))
     return list(zip(COLOURS, found, strict=False))
 
 

@@ -103,7 +103,7 @@ def receive(parent: Connection, layout: KVLayout, tls: str) -> None:
     bare.close()
 
 
-class Bench:
+class TransferBench:
     """The process that writes. Owns the other one; close it."""
 
     def __init__(self, case: Case, tls: str, write_bytes: int) -> None:
@@ -164,7 +164,7 @@ class Bench:
 
 
 def measure(case: Case, tls: str, write_bytes: int, repeats: int) -> Measured:
-    bench = Bench(case, tls, write_bytes)
+    bench = TransferBench(case, tls, write_bytes)
     try:
         found = Measured(case, [], [], [])
         for number in range(repeats + 1):

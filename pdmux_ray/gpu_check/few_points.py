@@ -12,8 +12,8 @@ from pdmux_ray.gpu_check.lab import Lab
 from pdmux_ray.gpu_check.sizes import Sizes
 from pdmux_ray.latency.correction import CorrectedCosts
 from pdmux_ray.latency.design import Point
-from pdmux_ray.latency.fit import Device, fit
-from pdmux_ray.latency.measure import Bench
+from pdmux_ray.latency.fit import DeviceFacts, fit
+from pdmux_ray.latency.measure import PointBench
 from pdmux_ray.latency.model import FittedCosts
 from pdmux_ray.latency.records import Record
 from pdmux_ray.policy.views import Piece
@@ -26,7 +26,7 @@ BLOCK_S = 0.03  # of a prefill's blocks
 def quick_costs(lab: Lab, runner: LaneRunner) -> CorrectedCosts:
     """Of the model that the runner has. Raises ConfigError when its pool is too small, TooFewSamplesError."""
     splits, units = some_of(lab.splits), runner.units
-    bench = Bench(runner, lab.clock)
+    bench = PointBench(runner, lab.clock)
     records: list[Record] = [record for point in points(lab.sizes, splits, units) for record in bench.measure(point)]
     bandwidth = [(split.decode_units, lab.copy_rate(lab.streams.decode(split))) for split in splits]
     highest, rising = 0.0, []
@@ -34,7 +34,7 @@ def quick_costs(lab: Lab, runner: LaneRunner) -> CorrectedCosts:
         highest = max(highest, rate)
         rising.append((level, highest))
     switch_s = bench.switch_s(splits[-1]) if splits else 0.0
-    return CorrectedCosts(FittedCosts(fit(records, Device(runner.layers, units, tuple(rising), switch_s))))
+    return CorrectedCosts(FittedCosts(fit(records, DeviceFacts(runner.layers, units, tuple(rising), switch_s))))
 
 
 def some_of(splits: Sequence[Split]) -> list[Split]:

@@ -19,7 +19,7 @@ from pdmux_ray.gpu_check.lab import Lab
 from pdmux_ray.gpu_check.report import Limit, Row
 from pdmux_ray.gpu_check.settings import Multiplex, Settings
 from pdmux_ray.latency.design import Point
-from pdmux_ray.latency.measure import Bench, StillSequence
+from pdmux_ray.latency.measure import PointBench, StillSequence
 from pdmux_ray.latency.records import Record, percentile
 from pdmux_ray.policy.fake_costs import FakeCosts
 from pdmux_ray.policy.views import Piece
@@ -205,8 +205,8 @@ def _open(lab: Lab) -> CudaRunner:
     return lab.runner(lab.sizes.middle, _settings(lab))
 
 
-def _bench(lab: Lab) -> Bench:
-    return Bench(_open(lab), lab.clock)
+def _bench(lab: Lab) -> PointBench:
+    return PointBench(_open(lab), lab.clock)
 
 
 def _decodes(lab: Lab, split: Split, *, prefill: bool = False) -> list[Record]:

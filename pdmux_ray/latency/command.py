@@ -15,7 +15,7 @@ from pdmux_ray.types import ONE_PASS_MODES, Mode
 if TYPE_CHECKING:
     from pdmux_ray.config import EngineConfig
     from pdmux_ray.engine.runner import LaneRunner
-    from pdmux_ray.latency.design import Limits
+    from pdmux_ray.latency.design import DesignLimits
     from pdmux_ray.latency.profile import Profile
 
 TOO_DISTURBED = 0.1  # of the work: worth a word
@@ -86,13 +86,13 @@ def _profile(runner: LaneRunner, engine: EngineConfig, model_dir: Path, out: Pat
     return profile
 
 
-def _limits(runner: LaneRunner, engine: EngineConfig, model_dir: Path) -> Limits:
-    from pdmux_ray.latency.design import Limits
+def _limits(runner: LaneRunner, engine: EngineConfig, model_dir: Path) -> DesignLimits:
+    from pdmux_ray.latency.design import DesignLimits
     from pdmux_ray.latency.run import Probing
     from pdmux_ray.text.tokenizer import Tokenizer
 
     context = Tokenizer.load(model_dir).facts.context_length
-    limits = Limits(
+    limits = DesignLimits(
         units=runner.units,
         splits=tuple(runner.splits),
         max_batch=engine.max_batch,

@@ -19,7 +19,7 @@ PARTS = 4  # of a prefill, to see the output head apart
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class DesignLimits:
     """What the device and the configuration allow. `splits`: the disjoint ones."""
 
     units: int
@@ -64,7 +64,7 @@ class Point:
         return (" and " if self.split is None else " beside ").join(what)
 
 
-def design(limits: Limits, seed: int = 0) -> list[Point]:
+def design(limits: DesignLimits, seed: int = 0) -> list[Point]:
     """Every point, in random order, so that a machine that slows down for a while does so for all kinds of work."""
     rng = random.Random(seed)
     splits = _spread_out(limits.splits, MOST_LEVELS - 1)
@@ -88,7 +88,7 @@ def _spread_out(splits: Sequence[Split], most: int) -> list[Split]:
     return [splits[round(i * (len(splits) - 1) / (most - 1))] for i in range(most)]
 
 
-def _decodes(limits: Limits, split: Split, rng: random.Random) -> list[Point]:
+def _decodes(limits: DesignLimits, split: Split, rng: random.Random) -> list[Point]:
     batches = sorted({*(knot for knot in BATCH_KNOTS if 0 < knot < limits.max_batch), limits.max_batch})
     grid = []
     for batch in batches:
@@ -100,7 +100,7 @@ def _decodes(limits: Limits, split: Split, rng: random.Random) -> list[Point]:
     return [*grid, *drawn]
 
 
-def _prefills(limits: Limits, split: Split, rng: random.Random) -> list[Point]:
+def _prefills(limits: DesignLimits, split: Split, rng: random.Random) -> list[Point]:
     room = min(limits.context_length, limits.pool_tokens) - 1
     most = min(limits.max_new_tokens, room)
     grid = [
@@ -121,7 +121,7 @@ def _prefills(limits: Limits, split: Split, rng: random.Random) -> list[Point]:
     return [*grid, *short, *drawn]
 
 
-def _together(limits: Limits, split: Split, rng: random.Random) -> list[Point]:
+def _together(limits: DesignLimits, split: Split, rng: random.Random) -> list[Point]:
     room = (limits.pool_tokens - _context_tokens(limits)) // 2
     most = min(limits.max_new_tokens, room, limits.context_length - 1)
     return [
@@ -131,7 +131,7 @@ def _together(limits: Limits, split: Split, rng: random.Random) -> list[Point]:
     ]
 
 
-def _mixed(limits: Limits, rng: random.Random) -> list[Point]:
+def _mixed(limits: DesignLimits, rng: random.Random) -> list[Point]:
     room = min((limits.pool_tokens - _context_tokens(limits)) // 2, limits.context_length - 1)
     most = min(limits.chunk_tokens, room)
     grid = [
@@ -152,17 +152,17 @@ _RANDOM: tuple[Role, Role] = ("calibrate", "test")  # what random work is for, h
 _TOGETHER: tuple[tuple[Role, int], ...] = (("fit", 8), ("calibrate", 12), ("test", 12))  # points of a split
 
 
-def _share(limits: Limits) -> int:
+def _share(limits: DesignLimits) -> int:
     """How often as much random work a part gets: where a lane has no other part, few kinds of work would judge all of it."""
     return 1 if limits.splits else 3
 
 
-def _context_tokens(limits: Limits) -> int:
+def _context_tokens(limits: DesignLimits) -> int:
     """Of a decode batch, at most: half of the pool, but for the page that each request wastes."""
     return min(limits.max_context_tokens, max(limits.pool_tokens // 2 - limits.max_batch * limits.page_size, limits.max_batch))
 
 
-def _batches(limits: Limits, rng: random.Random, count: int) -> list[tuple[int, ...]]:
+def _batches(limits: DesignLimits, rng: random.Random, count: int) -> list[tuple[int, ...]]:
     """Contexts of random batches: sizes and total tokens are spread evenly over the orders of magnitude."""
     found = []
     totals = _spread(rng, count, 0.0, 1.0)
@@ -174,7 +174,7 @@ def _batches(limits: Limits, rng: random.Random, count: int) -> list[tuple[int, 
     return found
 
 
-def _prompts(limits: Limits, rng: random.Random, count: int, most: int, least: int = 8) -> list[tuple[Piece, ...]]:
+def _prompts(limits: DesignLimits, rng: random.Random, count: int, most: int, least: int = 8) -> list[tuple[Piece, ...]]:
     found = []
     for new, share in zip(_spread(rng, count, least, most), _spread(rng, count, 0.0, 1.0), strict=True):
         room = max(0, min(limits.context_length - 1, most + 4096, limits.pool_tokens // 3) - round(new))

@@ -43,7 +43,7 @@ class TooFewSamplesError(PdmuxError):
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
+class DeviceFacts:
     """What the fit must know besides the records. `bandwidth`: (units, bytes a second), ascending."""
 
     layers: int
@@ -52,7 +52,7 @@ class Device:
     switch_s: float
 
 
-def fit(records: Sequence[Record], device: Device) -> Parameters:
+def fit(records: Sequence[Record], device: DeviceFacts) -> Parameters:
     """Of all records but those to test. Raises TooFewSamplesError, or ValueError when a kind of work has no record.
 
     The quantiles are cross-conformal (Vovk 2015): each record is compared with a model that was fitted without it and without
@@ -72,7 +72,7 @@ def _work(record: Record) -> tuple[object, ...]:
     return record.kind, record.units, record.beside, record.batch, record.context_tokens, record.pieces
 
 
-def _terms(records: Sequence[Record], device: Device) -> Parameters:
+def _terms(records: Sequence[Record], device: DeviceFacts) -> Parameters:
     """Without guards."""
     decode, prefill = _fit_decode(records, device), _fit_prefill(records)
     return Parameters(
@@ -100,7 +100,7 @@ def estimate(costs: FittedCosts, record: Record) -> tuple[float, float]:
     return costs.mixed(record.batch, record.context_tokens, record.pieces, record.units)
 
 
-def _fit_decode(records: Sequence[Record], device: Device) -> LaneModel:
+def _fit_decode(records: Sequence[Record], device: DeviceFacts) -> LaneModel:
     solo = select(records, "decode", alone=True)
     levels, level_of, targets = _levels(solo, "decode")
     rows = np.array([decode_row(r.batch, r.context_tokens) for r in solo])
@@ -111,7 +111,7 @@ def _fit_decode(records: Sequence[Record], device: Device) -> LaneModel:
     return LaneModel(tuple(levels), fixed_s, _tuples(terms), Contention())
 
 
-def _fixed(levels: Sequence[int], constant: Floats, device: Device) -> float:
+def _fixed(levels: Sequence[int], constant: Floats, device: DeviceFacts) -> float:
     """The part of a decode step's constant that is not bandwidth: constant = fixed + weight bytes / D(units), both >= 0."""
     if len(levels) == 1:
         return 0.0
@@ -169,7 +169,7 @@ def _prefill_rest(lane: LaneModel, record: Record) -> float:
 
 
 def _beside(
-    lane: LaneModel, records: Sequence[Record], device: Device, rest_s: Callable[[LaneModel, Record], float]
+    lane: LaneModel, records: Sequence[Record], device: DeviceFacts, rest_s: Callable[[LaneModel, Record], float]
 ) -> LaneModel:
     """The lane with the contention that explains the co-runs best. The demand is searched for, the rest solved for.
 
@@ -195,7 +195,7 @@ def _beside(
     return replace(lane, beside=Contention(demand, float(neighbour), float(shared), float(share)))
 
 
-def _prefill_beside(lane: LaneModel, records: Sequence[Record], device: Device) -> LaneModel:
+def _prefill_beside(lane: LaneModel, records: Sequence[Record], device: DeviceFacts) -> LaneModel:
     """With what the output head takes on top of the layers, by least squares over blocks beside a lane on other units."""
     lane = _beside(lane, records, device, _prefill_rest)
     above = below = 0.0
@@ -208,7 +208,7 @@ def _prefill_beside(lane: LaneModel, records: Sequence[Record], device: Device) 
     return replace(lane, beside=replace(lane.beside, head=max(above / below, 0.0) if below else 0.0))
 
 
-def quantile(ratios: Sequence[float], coverage: float = COVERAGE) -> float | None:
+def conformal_quantile(ratios: Sequence[float], coverage: float = COVERAGE) -> float | None:
     """Split conformal: the next ratio of the same distribution is below it with that probability. None: too few to say.
 
     The ceil((n + 1) coverage)-th smallest of n; Vovk, Gammerman and Shafer, Algorithmic Learning in a Random World.
@@ -236,18 +236,18 @@ def guards_of(residuals: Sequence[tuple[Record, float]]) -> dict[str, tuple[floa
     pooled = {kind: _of_kind(kind, kinds[kind]) for kind in ("decode", "prefill", "mixed")}
     guards = {kind: (max(factor, 1.0),) * (len(SIZES_S) + 1) for kind, factor in pooled.items()}
     for part, sizes in parts.items():
-        every = quantile([ratio for ratios in sizes for ratio in ratios]) or pooled[part[0]]
+        every = conformal_quantile([ratio for ratios in sizes for ratio in ratios]) or pooled[part[0]]
         wider = 1 + len(works[part]) ** -0.5
         guards[part_of(*part)] = tuple(max(_of_cell(ratios, every), 1.0) ** wider for ratios in sizes)
     return guards
 
 
 def _of_cell(ratios: Sequence[float], every: float) -> float:
-    return quantile(ratios) or max(every, quantile(ratios, FEW_COVERAGE) or max(ratios, default=0.0))
+    return conformal_quantile(ratios) or max(every, conformal_quantile(ratios, FEW_COVERAGE) or max(ratios, default=0.0))
 
 
 def _of_kind(kind: str, ratios: Sequence[float]) -> float:
-    found = quantile(ratios)
+    found = conformal_quantile(ratios)
     if found is None:
         raise TooFewSamplesError(f"{len(ratios)} times of {kind} to calibrate with: a bound of {COVERAGE:.0%} needs 99")
     return found

@@ -69,7 +69,7 @@ class _Span(NamedTuple):
 _END = attrgetter("end_s")
 
 
-class Bench:
+class PointBench:
     """Owner: the profiler, on the thread that runs steps. Leaves the runner without jobs, also when a measurement fails."""
 
     def __init__(self, runner: LaneRunner, clock: Clock, seed: int = 0) -> None:

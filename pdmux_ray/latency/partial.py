@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pdmux_ray.errors import ConfigError
-from pdmux_ray.latency.design import Limits, design
+from pdmux_ray.latency.design import DesignLimits, design
 from pdmux_ray.latency.identity import Identity, check
 from pdmux_ray.latency.records import Record
 from pdmux_ray.policy.views import Piece
@@ -27,7 +27,7 @@ class Attempt:
 class Partial:
     """Takes up the file at `path` if there is one. Raises ConfigError when it was begun with another identity or design."""
 
-    def __init__(self, path: Path, identity: Identity, limits: Limits) -> None:
+    def __init__(self, path: Path, identity: Identity, limits: DesignLimits) -> None:
         self._path = path
         self.took_s = 0.0  # of measuring, in all runs
         self.done: dict[int, Attempt] = {}  # point -> its calmest attempt

@@ -38,57 +38,59 @@ def sections(profile: Profile) -> list[Section]:
 
 def decode_chart(profile: Profile) -> Chart:
     """Over the batch, at about 32 tokens of context a request."""
-    ways = _ways(profile, "decode")
+    parts = _parts(profile, "decode")
     costs, most = profile.costs(), max(p.batch for p in profile.points)
     rows = [
         {"series": name, "x": batch, "y": 1e3 * costs.decode(batch, 32 * batch, units, beside).predicted_s}
-        for name, units, beside in ways
+        for name, units, beside in parts
         for batch in _grid(1, most)
     ]
     seen = [
         _mark(name, p.batch, p)
-        for name, units, beside in ways
+        for name, units, beside in parts
         for p in profile.points
         if (p.kind, p.units, p.beside) == ("decode", units, beside) and p.context_tokens <= 48 * p.batch
     ]
     return _curves(
-        "A decode step over the batch", "requests in the batch", ways, rows, seen, "Lines: 32 tokens of context each."
+        "A decode step over the batch", "requests in the batch", parts, rows, seen, "Lines: 32 tokens of context each."
     )
 
 
 def context_chart(profile: Profile) -> Chart:
     """Over the context, at the largest batch of the grid that had three contexts."""
     batch = 8
-    ways = [way for way in _ways(profile, "decode") if not way[2]]
+    parts = [part for part in _parts(profile, "decode") if not part[2]]
     points = [p for p in profile.points if p.kind == "decode" and not p.beside and p.batch == batch]
     costs, most = profile.costs(), max((p.context_tokens for p in points), default=1024)
     rows = [
         {"series": name, "x": context, "y": 1e3 * costs.decode(batch, context, units, beside).predicted_s}
-        for name, units, beside in ways
+        for name, units, beside in parts
         for context in _grid(64, most)
     ]
-    seen = [_mark(name, p.context_tokens, p) for name, units, _ in ways for p in points if p.units == units]
-    return _curves(f"A decode step of {batch} over the context", "context tokens of the batch", ways, rows, seen)
+    seen = [_mark(name, p.context_tokens, p) for name, units, _ in parts for p in points if p.units == units]
+    return _curves(f"A decode step of {batch} over the context", "context tokens of the batch", parts, rows, seen)
 
 
 def prefill_chart(profile: Profile) -> Chart:
     """A layer over the new tokens, none reused."""
-    ways = _ways(profile, "prefill")
+    parts = _parts(profile, "prefill")
     costs, layers = profile.costs(), profile.parameters.layers
     points = [p for p in profile.points if p.kind == "prefill" and len(p.pieces) == 1 and not p.pieces[0][1]]
     most = max((p.pieces[0][0] for p in points), default=512)
     rows = [
         {"series": name, "x": n, "y": 1e3 * costs.prefill([Piece(n, 0)], layers, units, beside, last=True).predicted_s / layers}
-        for name, units, beside in ways
+        for name, units, beside in parts
         for n in _grid(8, most)
     ]
     seen = [
         _mark(name, p.pieces[0][0], p, p.layers)
-        for name, units, beside in ways
+        for name, units, beside in parts
         for p in points
         if (p.units, p.beside) == (units, beside)
     ]
-    return _curves("A layer of a prefill", "new tokens", ways, rows, seen, "Milliseconds a layer, of blocks of several layers.")
+    return _curves(
+        "A layer of a prefill", "new tokens", parts, rows, seen, "Milliseconds a layer, of blocks of several layers."
+    )
 
 
 def accuracy_chart(profile: Profile) -> Chart:
@@ -115,17 +117,17 @@ def accuracy_chart(profile: Profile) -> Chart:
     return Chart(spec, "Predicted and measured", "Held-out medians lie along the diagonal.", keys, "Held-out points only.")
 
 
-Way = tuple[str, int, int]  # its name, units, units of the other lane
+Part = tuple[str, int, int]  # its name, units, units of the other lane
 
 
-def _ways(profile: Profile, kind: str) -> list[Way]:
-    pairs = sorted({(p.units, p.beside) for p in profile.points if p.kind == kind}, key=lambda way: (way[1] > 0, -way[0]))
+def _parts(profile: Profile, kind: str) -> list[Part]:
+    pairs = sorted({(p.units, p.beside) for p in profile.points if p.kind == kind}, key=lambda part: (part[1] > 0, -part[0]))
     pairs = pairs[:: -(-len(pairs) // len(SERIES))]
     return [(f"{units} units" + (f" beside {beside}" if beside else ""), units, beside) for units, beside in pairs]
 
 
-def _curves(title: str, x_title: str, ways: Sequence[Way], rows: list[Spec], seen: list[Spec], note: str = "") -> Chart:
-    lines = [Line(name, tint) for (name, *_), tint in zip(ways, SERIES[: len(ways)], strict=True)]
+def _curves(title: str, x_title: str, parts: Sequence[Part], rows: list[Spec], seen: list[Spec], note: str = "") -> Chart:
+    lines = [Line(name, tint) for (name, *_), tint in zip(parts, SERIES[: len(parts)], strict=True)]
     values = [row["x"] for row in (*rows, *seen)]
     x = {"type": "quantitative", "scale": log_scale((min(values), max(values))), "title": x_title}
     y = {"type": "quantitative", "title": "ms", "scale": {"zero": True}}

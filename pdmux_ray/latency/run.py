@@ -9,10 +9,10 @@ from typing import Protocol, runtime_checkable
 
 from pdmux_ray.clock import Clock
 from pdmux_ray.engine.runner import LaneRunner
-from pdmux_ray.latency.design import Limits, Point, design
-from pdmux_ray.latency.fit import Device, estimate, fit, qualities
+from pdmux_ray.latency.design import DesignLimits, Point, design
+from pdmux_ray.latency.fit import DeviceFacts, estimate, fit, qualities
 from pdmux_ray.latency.identity import Identity
-from pdmux_ray.latency.measure import Bench
+from pdmux_ray.latency.measure import PointBench
 from pdmux_ray.latency.model import FittedCosts
 from pdmux_ray.latency.partial import Attempt, Partial
 from pdmux_ray.latency.profile import FORMAT, MeasuredPoint, Probe, Profile
@@ -41,7 +41,9 @@ class Machine:
     tell: Callable[[float, float, str], None]  # how much of how much is done, and what was measured last
 
 
-def run(runner: LaneRunner, limits: Limits, identity: Identity, partial: Path, machine: Machine) -> tuple[Profile, Partial]:
+def run(
+    runner: LaneRunner, limits: DesignLimits, identity: Identity, partial: Path, machine: Machine
+) -> tuple[Profile, Partial]:
     """The profile, good or not: `Profile.write` judges. Interrupted, it goes on from `partial` when it is called again.
 
     Of a device with a single unit, which has no splits: each lane alone, and steps in one pass. Raises ConfigError when
@@ -50,12 +52,12 @@ def run(runner: LaneRunner, limits: Limits, identity: Identity, partial: Path, m
     kept = Partial(partial, identity, limits)
     levels = sorted({limits.units, *(s.decode_units for s in limits.splits), *(s.prefill_units for s in limits.splits)})
     bytes_per_s, flop_per_s = machine.probe(levels)
-    bench = Bench(runner, machine.clock)
+    bench = PointBench(runner, machine.clock)
     switch_s = bench.switch_s(limits.splits[-1]) if limits.splits else 0.0
     measure_all(bench, design(limits), kept, machine)
     machine.tell(1.0, 1.0, "fitting")
     records = [record for point in sorted(kept.done) for record in kept.done[point].records]
-    parameters = fit(records, Device(runner.layers, limits.units, _rising(levels, bytes_per_s), switch_s))
+    parameters = fit(records, DeviceFacts(runner.layers, limits.units, _rising(levels, bytes_per_s), switch_s))
     costs = FittedCosts(parameters)
     return Profile(
         format=FORMAT,
@@ -69,7 +71,7 @@ def run(runner: LaneRunner, limits: Limits, identity: Identity, partial: Path, m
     ), kept
 
 
-def measure_all(bench: Bench, points: Sequence[Point], kept: Partial, machine: Machine) -> None:
+def measure_all(bench: PointBench, points: Sequence[Point], kept: Partial, machine: Machine) -> None:
     """Every point once, then those again that others disturbed: until all are calm, TRIES are over, or MOST_AGAIN_S."""
     done = sum(point.cost for index, point in enumerate(points) if index in kept.done)
     again_s = MOST_AGAIN_S
@@ -91,7 +93,7 @@ def _disturbed(kept: Partial, point: int) -> bool:
     return point not in kept.done or kept.done[point].others > CALM
 
 
-def _attempt(bench: Bench, point: Point, machine: Machine) -> Attempt:
+def _attempt(bench: PointBench, point: Point, machine: Machine) -> Attempt:
     begin_s, others_s = machine.clock.now(), machine.others_s()
     records = bench.measure(point)
     took_s = machine.clock.now() - begin_s

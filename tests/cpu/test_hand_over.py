@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tiny_models import VOCAB, save_tiny
 
-from pdmux_ray.bench.correctness import CONTEXT, PAGE, Answers, Bench
+from pdmux_ray.bench.correctness import CONTEXT, PAGE, Answers, ScheduleBench
 from pdmux_ray.config import EngineConfig
 from pdmux_ray.device.base import limit_spinning
 from pdmux_ray.device.cpu.cores import usable_cores
@@ -130,13 +130,13 @@ def hasty(model_dir: Path) -> Iterator[HastyRunner]:
 
 
 def test_blocks_that_are_late_change_no_token(late: LateRunner) -> None:
-    found = Bench(late, FACTS).run(KIND, range(SCHEDULES))
+    found = ScheduleBench(late, FACTS).run(KIND, range(SCHEDULES))
     assert found.wrong == []
     assert set(found.modes) == {"split"}
 
 
 def test_without_the_event_decodes_read_what_is_not_written_yet(hasty: HastyRunner) -> None:
-    bench = Bench(hasty, FACTS)
+    bench = ScheduleBench(hasty, FACTS)
     hasty.told = bench.expected
     found = bench.run(KIND, range(SCHEDULES))
     assert len(found.wrong) > SCHEDULES // 2

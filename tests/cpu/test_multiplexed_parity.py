@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tiny_models import VOCAB, save_tiny
 
-from pdmux_ray.bench.correctness import CONTEXT, KINDS, PAGE, ROOMY, Bench
+from pdmux_ray.bench.correctness import CONTEXT, KINDS, PAGE, ROOMY, ScheduleBench
 from pdmux_ray.config import EngineConfig
 from pdmux_ray.device.base import limit_spinning
 from pdmux_ray.device.cpu.cores import usable_cores
@@ -41,12 +41,12 @@ def device(model_dir: Path) -> Iterator[CpuRunner]:
 
 
 @pytest.fixture(scope="module")
-def bench(device: CpuRunner) -> Bench:
-    return Bench(device, FACTS)
+def bench(device: CpuRunner) -> ScheduleBench:
+    return ScheduleBench(device, FACTS)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_random_schedules_give_the_tokens_of_prefill_first(device: CpuRunner, bench: Bench, kind: str) -> None:
+def test_random_schedules_give_the_tokens_of_prefill_first(device: CpuRunner, bench: ScheduleBench, kind: str) -> None:
     found = bench.run(kind, range(SCHEDULES))
     assert found.wrong == []
     assert (found.schedules, device._jobs) == (SCHEDULES, {})

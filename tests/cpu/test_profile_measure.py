@@ -16,7 +16,7 @@ from pdmux_ray.device.cpu.runner import CpuRunner
 from pdmux_ray.device.cpu.workers import PREFILL_NICE
 from pdmux_ray.latency.design import Point
 from pdmux_ray.latency.identity import Identified, ProfileMismatchError, check, identify
-from pdmux_ray.latency.measure import Bench
+from pdmux_ray.latency.measure import PointBench
 from pdmux_ray.latency.probe import probe
 from pdmux_ray.policy.views import Piece
 from pdmux_ray.types import Mode, Split
@@ -40,7 +40,7 @@ def runner(model_dir: Path) -> Iterator[CpuRunner]:
 
 @pytest.mark.parametrize("split", [Split(1, 1), Split(0, 2)])
 def test_decodes_alone_are_timed_on_the_units_of_their_split(runner: CpuRunner, split: Split) -> None:
-    (record,) = Bench(runner, WallClock()).measure(Point("decode", "fit", split, (5, 9), (), 6))
+    (record,) = PointBench(runner, WallClock()).measure(Point("decode", "fit", split, (5, 9), (), 6))
     assert (record.units, record.beside, record.batch, record.context_tokens) == (split.decode_units, 0, 2, 14)
     assert len(record.times_s) == 6
     assert min(record.times_s) > 0
@@ -48,7 +48,7 @@ def test_decodes_alone_are_timed_on_the_units_of_their_split(runner: CpuRunner, 
 
 @pytest.mark.parametrize("split", [Split(1, 1), Split(2, 0)])
 def test_blocks_of_a_prefill_are_timed_with_and_without_the_last_layer(runner: CpuRunner, split: Split) -> None:
-    records = Bench(runner, WallClock()).measure(Point("prefill", "fit", split, (), (Piece(7, 4), Piece(3, 0)), 5, 1e-9))
+    records = PointBench(runner, WallClock()).measure(Point("prefill", "fit", split, (), (Piece(7, 4), Piece(3, 0)), 5, 1e-9))
     assert {record.units for record in records} == {split.prefill_units}
     assert {record.last for record in records} == {False, True}
     assert all(record.pieces == (Piece(7, 4), Piece(3, 0)) for record in records)
@@ -56,7 +56,7 @@ def test_blocks_of_a_prefill_are_timed_with_and_without_the_last_layer(runner: C
 
 @pytest.mark.parametrize("split", [Split(1, 1), Split(1, 2)])
 def test_lanes_beside_each_other_are_both_timed(runner: CpuRunner, split: Split) -> None:
-    found = Bench(runner, WallClock()).measure(Point("decode", "fit", split, (4,), (Piece(200, 0),), 8))
+    found = PointBench(runner, WallClock()).measure(Point("decode", "fit", split, (4,), (Piece(200, 0),), 8))
     assert {(record.kind, record.units, record.beside) for record in found} == {
         ("decode", split.decode_units, 1),
         ("prefill", 1, split.decode_units),
@@ -64,7 +64,7 @@ def test_lanes_beside_each_other_are_both_timed(runner: CpuRunner, split: Split)
 
 
 def test_a_step_in_one_pass_is_timed_and_no_job_is_left(runner: CpuRunner) -> None:
-    bench = Bench(runner, WallClock())
+    bench = PointBench(runner, WallClock())
     (record,) = bench.measure(Point("mixed", "fit", None, (4, 4), (Piece(6, 0),), 3))
     assert (record.kind, record.batch, len(record.times_s)) == ("mixed", 2, 3)
     assert bench.switch_s(runner.splits[-1], repeats=5) >= 0

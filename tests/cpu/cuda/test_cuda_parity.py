@@ -11,7 +11,7 @@ from recorded import PAGE, recorded_runner
 from test_runner import DRAWN, GREEDY, Sequence, alone, prompt, run, whole
 from tiny_models import VOCAB, save_tiny
 
-from pdmux_ray.bench.correctness import CONTEXT, Bench
+from pdmux_ray.bench.correctness import CONTEXT, ScheduleBench
 from pdmux_ray.config import EngineConfig
 from pdmux_ray.device.cpu.runner import CpuRunner
 from pdmux_ray.device.cuda.runner import CudaRunner
@@ -98,10 +98,10 @@ def test_a_random_schedule_gives_the_tokens_of_the_cpu(
     facts = ModelFacts(CONTEXT, VOCAB, frozenset({2}))
     config = {"device": "cpu", "dtype": "float32", "mode": "auto", "page_size": PAGE, "kv_cache_gib": 0.002}
     reference = CpuRunner(model_dir, EngineConfig.model_validate(config))
-    expected = Bench(reference, facts).expected
+    expected = ScheduleBench(reference, facts).expected
     reference.close()
     runner, _ = recorded_runner(model_dir, kernels=triton_kernels(), splits=SPLITS)
-    bench = Bench(runner, facts)
+    bench = ScheduleBench(runner, facts)
     assert bench.expected.tokens == expected.tokens
     assert bench.run("random modes", range(tried(3))).wrong == []
     runner.close()

@@ -9,7 +9,7 @@ import pytest
 from recorded import PAGE, recorded_runner
 from tiny_models import VOCAB, save_tiny
 
-from pdmux_ray.bench.correctness import CONTEXT, KINDS, ROOMY, Answers, Bench
+from pdmux_ray.bench.correctness import CONTEXT, KINDS, ROOMY, Answers, ScheduleBench
 from pdmux_ray.config import EngineConfig
 from pdmux_ray.device.cpu.runner import CpuRunner
 from pdmux_ray.types import ModelFacts
@@ -41,22 +41,22 @@ def expected(model_dir: Path, facts: ModelFacts) -> Iterator[Answers]:
     """What each request of the schedules gets on the CPU, alone in float32."""
     config = {"device": "cpu", "dtype": "float32", "mode": "auto", "page_size": PAGE, "kv_cache_gib": 0.002}
     runner = CpuRunner(model_dir, EngineConfig.model_validate(config))
-    yield Bench(runner, facts).expected
+    yield ScheduleBench(runner, facts).expected
     runner.close()
 
 
 @pytest.fixture(scope="module", params=[1, 3], ids=["single steps", "bursts"])
-def bench(request: pytest.FixtureRequest, model_dir: Path, facts: ModelFacts, expected: Answers) -> Iterator[Bench]:
+def bench(request: pytest.FixtureRequest, model_dir: Path, facts: ModelFacts, expected: Answers) -> Iterator[ScheduleBench]:
     runner, _ = recorded_runner(model_dir, 7, cuda={"look_ahead": request.param, "decode_buckets": [1, 3, 6]})
     assert runner.pages >= ROOMY
-    played = Bench(runner, facts)
+    played = ScheduleBench(runner, facts)
     assert played.expected.tokens == expected.tokens
     yield played
     runner.close()
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_random_schedules_give_the_tokens_of_the_cpu(bench: Bench, kind: str) -> None:
+def test_random_schedules_give_the_tokens_of_the_cpu(bench: ScheduleBench, kind: str) -> None:
     found = bench.run(kind, range(SCHEDULES))
     assert found.wrong == []
     assert found.schedules == SCHEDULES

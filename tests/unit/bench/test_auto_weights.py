@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from pdmux_ray.bench import auto_weights
-from pdmux_ray.bench.auto_weights import RATES, Question, Weights, Work, answer, table, weighed, work_of
+from pdmux_ray.bench.auto_weights import RATES, AskedWork, Question, Weights, answer, table, weighed, work_of
 from pdmux_ray.bench.cli import TOKEN_IDS
 from pdmux_ray.metrics.goodput import Slo
 from pdmux_ray.policy import mode_choice
@@ -13,7 +13,7 @@ from pdmux_ray.workload.source import load_workload
 from tests.unit.sim.fleets import device
 
 NOW = Weights.now()
-WORK = Work("mix", load_workload("fixed:60,6", token_ids=TOKEN_IDS), Slo(ttft_s=0.1, itl_s=0.03))
+WORK = AskedWork("mix", load_workload("fixed:60,6", token_ids=TOKEN_IDS), Slo(ttft_s=0.1, itl_s=0.03))
 
 
 def test_weights_hold_while_a_run_is_simulated_and_no_longer() -> None:

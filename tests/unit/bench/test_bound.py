@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pdmux_ray.bench import bound
-from pdmux_ray.bench.bound import Step
+from pdmux_ray.bench.bound import TimedWork
 from pdmux_ray.bench.timeline import Fetched
 from pdmux_ray.engine import timeline
 from pdmux_ray.errors import ConfigError
@@ -32,8 +32,8 @@ def block(begin_s: float) -> timeline.PrefillBlock:
     return timeline.PrefillBlock("block", 0, begin_s, begin_s + 0.1, "capped", "slack", 1, 2, 7, 0, 4, 512, 0.09, 0.11)
 
 
-def told(measured_s: float, bound_s: float = 1.1) -> Step:
-    return Step("decode", "split", 1.0, bound_s, measured_s)
+def told(measured_s: float, bound_s: float = 1.1) -> TimedWork:
+    return TimedWork("decode", "split", 1.0, bound_s, measured_s)
 
 
 def test_each_step_of_a_timeline_counts_once_whatever_lanes_it_shows_on() -> None:
@@ -63,21 +63,21 @@ def test_the_limits_are_2_percent_of_steps_and_10_percent_of_error(over: int, er
 
 
 def test_without_predictions_nothing_holds() -> None:
-    assert bound.table({"prefill_first": [Step("pass", "prefill_first", None, None, 1.0)]})[1] is False
+    assert bound.table({"prefill_first": [TimedWork("pass", "prefill_first", None, None, 1.0)]})[1] is False
 
 
 def test_modes_are_told_by_the_time_of_prefill_work() -> None:
-    steps = [Step("block", "split", None, None, 3.0), Step("pass", "chunked", None, None, 1.0), told(100.0)]
+    steps = [TimedWork("block", "split", None, None, 3.0), TimedWork("pass", "chunked", None, None, 1.0), told(100.0)]
     assert bound.mode_shares(steps) == {"split": 0.75, "chunked": 0.25}
 
 
 def test_steps_come_back_from_their_files_by_target(tmp_path: Path) -> None:
     bound.append(tmp_path / "loogle" / "auto", [told(1.0)])
     bound.append(tmp_path / "sharegpt" / "auto", [told(1.05)])
-    bound.append(tmp_path / "sharegpt" / "split", [Step("block", "split", None, None, 1.0)])
+    bound.append(tmp_path / "sharegpt" / "split", [TimedWork("block", "split", None, None, 1.0)])
     assert bound.read_all(tmp_path) == {
         "auto": [told(1.0), told(1.05)],
-        "split": [Step("block", "split", None, None, 1.0)],
+        "split": [TimedWork("block", "split", None, None, 1.0)],
     }
     assert bound.main([str(tmp_path)]) == 0
     (tmp_path / "sharegpt" / "auto" / bound.FILE).write_text("[1]\n")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from pdmux_ray.clock import VirtualClock
 from pdmux_ray.engine.runner import GiveUp, PrefillSlice, StepBatch, StepOutput, never
-from pdmux_ray.latency.design import Limits
+from pdmux_ray.latency.design import DesignLimits
 from pdmux_ray.latency.identity import Identity
 from pdmux_ray.latency.run import Machine
 from pdmux_ray.policy.views import Piece
@@ -27,7 +27,7 @@ IDENTITY = Identity(
     kernels="none",
 )
 SPLITS = (Split(1, 1),)
-LIMITS = Limits(
+LIMITS = DesignLimits(
     units=2,
     splits=SPLITS,
     max_batch=16,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pdmux_ray.latency.fit import Device, fit, guards_of
+from pdmux_ray.latency.fit import DeviceFacts, fit, guards_of
 from pdmux_ray.latency.model import FittedCosts
 from pdmux_ray.latency.records import Record
 from pdmux_ray.policy.views import Piece
@@ -38,7 +38,7 @@ def test_the_output_head_suffers_more_from_the_other_lane_than_the_layers_do() -
     ]
     passes = [record for record, _ in residuals([1.0]) if record.kind == "mixed"]
     decodes = [Record("decode", "fit", 1, beside, 1, n, (), 0, False, (0.01,) * 9) for n in range(12) for beside in (0, 1)]
-    parameters = fit([*blocks, *passes, *decodes], Device(10, 2, ((1, 1e9), (2, 2e9)), 0.0))
+    parameters = fit([*blocks, *passes, *decodes], DeviceFacts(10, 2, ((1, 1e9), (2, 2e9)), 0.0))
     costs = FittedCosts(parameters)
     with_head_s, without_s = (costs.prefill([Piece(4, 0)], 3, 1, 1, last).predicted_s for last in (True, False))
     assert with_head_s == pytest.approx(3 * 4 * 1.2e-4 + 0.006, rel=0.02)

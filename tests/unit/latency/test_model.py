@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pdmux_ray.latency.features import BATCH_KNOTS, TOKEN_KNOTS, Curve, decode_row, mixed_row, prefill_row, ramps
-from pdmux_ray.latency.fit import quantile
+from pdmux_ray.latency.fit import conformal_quantile
 from pdmux_ray.latency.model import SIZES_S, Contention, FittedCosts, LaneModel, Parameters, bandwidth_at, size_of, stretch
 from pdmux_ray.policy.views import Estimate, Piece
 from tests.examples import tried
@@ -133,6 +133,6 @@ def test_a_mixed_step_on_some_units_is_an_error() -> None:
 
 
 def test_a_conformal_quantile_needs_99_values_and_is_the_rank_above() -> None:
-    assert quantile([1.0] * 98) is None
-    assert quantile([float(i) for i in range(99)]) == 98.0
-    assert quantile([float(i) for i in range(1000)]) == 990.0
+    assert conformal_quantile([1.0] * 98) is None
+    assert conformal_quantile([float(i) for i in range(99)]) == 98.0
+    assert conformal_quantile([float(i) for i in range(1000)]) == 990.0

@@ -12,7 +12,7 @@ import pytest
 from pdmux_ray.clock import VirtualClock
 from pdmux_ray.latency.design import design
 from pdmux_ray.latency.identity import ProfileMismatchError
-from pdmux_ray.latency.measure import Bench
+from pdmux_ray.latency.measure import PointBench
 from pdmux_ray.latency.others import busy_s
 from pdmux_ray.latency.partial import Partial
 from pdmux_ray.latency.plots import decode_chart
@@ -111,7 +111,7 @@ def test_what_others_disturbed_is_measured_again_and_the_calmer_attempt_counts(t
     runner, points = LawfulRunner(Law(noise=0.0), clock), design(LIMITS)[:60]
     runner.slow_until_s = quiet_from_s
     kept = Partial(tmp_path / "p.partial", IDENTITY, LIMITS)
-    measure_all(Bench(runner, clock), points, kept, machine(clock, lambda: min(clock.now(), quiet_from_s)))
+    measure_all(PointBench(runner, clock), points, kept, machine(clock, lambda: min(clock.now(), quiet_from_s)))
     twice = list(kept.tries.values()).count(2)
     assert 3 < twice < len(points)
     assert [kept.tries[point] for point in range(len(points))] == [2] * twice + [1] * (len(points) - twice)
@@ -123,7 +123,7 @@ def test_what_others_disturbed_is_measured_again_and_the_calmer_attempt_counts(t
 def test_on_a_machine_that_is_never_idle_the_tries_end(tmp_path: Path) -> None:
     clock, points = VirtualClock(), design(LIMITS)[:12]
     kept = Partial(tmp_path / "p.partial", IDENTITY, LIMITS)
-    measure_all(Bench(LawfulRunner(Law(), clock), clock), points, kept, machine(clock, clock.now))
+    measure_all(PointBench(LawfulRunner(Law(), clock), clock), points, kept, machine(clock, clock.now))
     assert set(kept.tries.values()) == {TRIES}
     assert all(attempt.others == pytest.approx(0.5) for attempt in kept.done.values())
 
