@@ -19,7 +19,8 @@ from pdmux_ray.bench.load.answer import quoted
 from pdmux_ray.bench.load.generator import run as run_loop
 from pdmux_ray.bench.load.targets import TargetError, base_url
 from pdmux_ray.errors import ConfigError
-from pdmux_ray.metrics.trace import Trace, arrivals_of, clock_offset_s, events_of, together, units_of
+from pdmux_ray.metrics.lane_units import together
+from pdmux_ray.metrics.trace import Trace, arrivals_of, clock_offset_s, events_of, units_of
 from pdmux_ray.report.series import UnitsSample, Window
 from pdmux_ray.report.timeline import build, samples_of
 

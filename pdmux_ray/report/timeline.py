@@ -5,9 +5,10 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator, Sequence
 
+from pdmux_ray.metrics.lane_units import UnitsChange, means
 from pdmux_ray.metrics.lifeline import Lifeline
 from pdmux_ray.metrics.predictions import Judged
-from pdmux_ray.metrics.trace import DECODE, Event, Trace, UnitsChange, arrivals_of, events_of, means, units_of
+from pdmux_ray.metrics.trace import DECODE, Event, Trace, arrivals_of, events_of, units_of
 from pdmux_ray.report import charts, figures, series
 from pdmux_ray.report.page import Block, Chart, Grid, Key, Notes, Row, Section, Table, render
 from pdmux_ray.report.series import UnitsSample, Window

@@ -4,44 +4,23 @@ from __future__ import annotations
 
 import json
 
-import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-
-from pdmux_ray.engine.timeline import Arrival, Ended, PrefillBlock, Record, Step
+from pdmux_ray.engine.timeline import Arrival, Ended, Record
+from pdmux_ray.metrics.lane_units import UnitsChange
 from pdmux_ray.metrics.trace import (
-    BRIDGE_S,
     DECODE,
     PREFILL,
     REQUESTS,
     Event,
     Source,
     Trace,
-    UnitsChange,
     arrivals_of,
     chrome_trace,
     clock_offset_s,
     events_of,
-    means,
-    together,
-    units_changes,
     units_of,
 )
 
-UNITS = 4
-
-
-def step(begin_s: float, end_s: float, *, decodes: int = 2, decode_units: int = 1, waiting: int = 0) -> Step:
-    """Of a split; predicted."""
-    return Step("step", 0, begin_s, end_s, "lanes_both", "split", "fits", 3, decode_units, decodes, 0, waiting, 0.019, 0.0221)
-
-
-def one_pass(begin_s: float, end_s: float, decodes: int, prefill_tokens: int) -> Step:
-    return Step("step", 0, begin_s, end_s, "chunk_mixed", "chunked", None, UNITS, UNITS, decodes, prefill_tokens, 0, None, None)
-
-
-def block(begin_s: float, end_s: float, units: int = 3) -> PrefillBlock:
-    return PrefillBlock("block", 0, begin_s, end_s, "split", "slack", units, 1, 7, 5, 12, 700, None, None)
+from .records import UNITS, block, one_pass, step
 
 
 def arrival(at_s: float, tokens: int) -> Arrival:
@@ -125,61 +104,6 @@ def test_an_offset_moves_everything() -> None:
     assert arrivals_of(trace, "one") == [(101.0, 5)]
     assert units_of(trace, "one") == [UnitsChange(101.0, 0, 1), UnitsChange(101.5, 0, 0)]
     assert {slice_["ts"] for slice_ in events(trace, "X")} == {101e6}
-
-
-def test_units_of_lanes_follow_their_blocks_and_steps() -> None:
-    records = [step(0.0, 1.0, decode_units=4), block(1.0, 4.0), step(1.0, 2.0), step(2.0, 3.0), step(3.0, 4.0)]
-    assert units_changes(records) == [UnitsChange(0.0, 0, 4), UnitsChange(1.0, 3, 1), UnitsChange(4.0, 0, 0)]
-
-
-def test_a_lane_that_waits_for_the_host_alone_keeps_its_units_and_one_that_rests_has_none() -> None:
-    short, long = 1.0 + BRIDGE_S / 2, 2.0 + 2 * BRIDGE_S
-    assert units_changes([step(0.0, 1.0), step(short, 2.0), step(long, 3.0)]) == [
-        UnitsChange(0.0, 0, 1),
-        UnitsChange(2.0, 0, 0),
-        UnitsChange(long, 0, 1),
-        UnitsChange(3.0, 0, 0),
-    ]
-
-
-def test_one_pass_shares_the_device_by_tokens() -> None:
-    records = [one_pass(0.0, 1.0, 0, 9), one_pass(1.0, 2.0, 3, 9), one_pass(2.0, 3.0, 5, 0)]
-    assert units_changes(records) == [
-        UnitsChange(0.0, 4, 0),
-        UnitsChange(1.0, 3, 1),
-        UnitsChange(2.0, 0, 4),
-        UnitsChange(3.0, 0, 0),
-    ]
-
-
-def test_a_step_without_decodes_leaves_their_lane_at_rest() -> None:
-    assert units_changes([step(0.0, 1.0, decodes=0)]) == []
-
-
-@given(
-    st.lists(st.tuples(st.floats(0, 10), st.integers(0, 4), st.integers(0, 4)), max_size=20),
-    st.integers(1, 30),
-)
-def test_means_keep_the_units_seconds_of_each_lane(changes: list[tuple[float, int, int]], stretches: int) -> None:
-    ordered = [UnitsChange(*change) for change in sorted(changes)]
-    found = means(ordered, 2.0, 8.0, stretches)
-    assert len(found) == stretches
-    ends = [*(change.at_s for change in ordered[1:]), 8.0]
-    for lane in (1, 2):
-        exact = sum(
-            max(0.0, min(end, 8.0) - max(change.at_s, 2.0)) * change[lane] for change, end in zip(ordered, ends, strict=False)
-        )
-        assert sum(mean[lane] for mean in found) * 6.0 / stretches == pytest.approx(exact, abs=1e-6)
-
-
-def test_the_units_of_several_instances_add_up() -> None:
-    one = [UnitsChange(0.0, 3, 1), UnitsChange(2.0, 0, 4)]
-    assert together([one, [UnitsChange(1.0, 4, 0)]]) == [
-        UnitsChange(0.0, 3, 1),
-        UnitsChange(1.0, 7, 1),
-        UnitsChange(2.0, 4, 4),
-    ]
-    assert together([one]) == one
 
 
 def test_a_clock_whose_reading_lies_between_ours_is_ours() -> None:

@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 from pdmux_ray.engine.timeline import Arrival, PrefillBlock, Record, Step
-from pdmux_ray.metrics.trace import Source, Trace, UnitsChange, chrome_trace
+from pdmux_ray.metrics.lane_units import UnitsChange
+from pdmux_ray.metrics.trace import Source, Trace, chrome_trace
 from pdmux_ray.report.series import UNIT_STEPS, UnitsSample, Window
 from pdmux_ray.report.timeline import build, samples_of
 
