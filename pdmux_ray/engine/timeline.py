@@ -54,6 +54,7 @@ class Step(NamedTuple):
     bound_s: float | None
     steps: int = 1  # of the burst that it is one of
     burst: str | None = None  # a BurstReason; None when there was no choice
+    wait_s: float = 0.0  # that it might wait, after the decodes, for a block that was due by then
 
 
 class PrefillBlock(NamedTuple):
@@ -130,6 +131,7 @@ class Timeline:
                 bound_s,
                 plan.steps,
                 plan.burst.value if plan.burst else None,
+                use.wait_s if use else 0.0,
             )
         )
 

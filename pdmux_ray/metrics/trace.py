@@ -95,6 +95,7 @@ def _of_step(step: Step) -> list[Event]:
         "reason": step.reason,
         **({"why": step.why} if step.why else {}),
         **({"burst": f"{step.steps} steps: {step.burst}"} if step.burst else {}),
+        **({"may wait ms": _ms(step.wait_s)} if step.wait_s else {}),
         "decodes": step.decodes,
         "waiting": step.waiting,
         **({"prefill tokens": step.prefill_tokens} if step.prefill_tokens else {}),

@@ -41,7 +41,8 @@ from pdmux_ray.types import Load, NewRequest, SamplingParams, TokenEvent
 # 6  an instance has a role and peers, and a submission may say from which of them to get KV; a request may go on after tokens
 #    that another instance has made
 # 7  a timeline's step tells what burst it is one of
-VERSION = 7
+# 8  and how long it might wait for a block
+VERSION = 8
 
 Event: TypeAlias = Sequence[Any]
 PackedLoad: TypeAlias = Sequence[Any]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -25,6 +26,15 @@ def test_a_step_on_lanes_is_kept_with_its_split_its_reasons_and_what_was_predict
     ring = timeline()
     ring.step(StepPlan(StepReason.LANES_BOTH, ("a", "b"), lanes=SHARED), 1.0, 1.5, waiting=7)
     assert ring.since(0) == [Step("step", 0, 1.0, 1.5, "lanes_both", "split", "fits", 3, 1, 2, 0, 7, 0.02, 0.025)]
+
+
+def test_a_step_is_kept_with_how_long_it_might_wait_for_a_block() -> None:
+    ring = timeline()
+    ring.step(StepPlan(StepReason.LANES_BOTH, ("a",), lanes=replace(SHARED, wait_s=0.004)), 1.0, 1.5, waiting=0)
+    (record,) = ring.since(0)
+    assert isinstance(record, Step)
+    assert record.wait_s == 0.004
+    assert unpack(json.loads(json.dumps(record))) == record
 
 
 def test_a_block_is_kept_with_its_layers_and_what_was_predicted() -> None:

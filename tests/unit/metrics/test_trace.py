@@ -56,6 +56,13 @@ def test_a_step_of_a_burst_says_how_many_they_were_and_why() -> None:
     assert shown["args"]["burst"] == "3 steps: ends"
 
 
+def test_a_step_whose_successor_might_wait_for_a_block_says_how_long() -> None:
+    (alone,) = events(trace_of(step(1.0, 1.02)), "X")
+    (shown,) = events(trace_of(step(1.0, 1.02)._replace(wait_s=0.004)), "X")
+    assert "may wait ms" not in alone["args"]
+    assert shown["args"]["may wait ms"] == 4
+
+
 def test_a_block_is_a_slice_of_the_prefill_lane_with_its_layers() -> None:
     (slice_,) = events(trace_of(block(1.0, 1.5)), "X")
     assert (slice_["tid"], slice_["dur"], slice_["name"]) == (PREFILL, 500_000, "split 3/1 layers 5-12")
