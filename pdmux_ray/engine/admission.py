@@ -6,8 +6,9 @@ shared, when its step began. The requests and jobs in it are the engine's own an
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pdmux_ray.engine.jobs import Job
 from pdmux_ray.engine.lanes import LaneScheduler
@@ -59,30 +60,29 @@ class Admitter:
 
     def look(self) -> None:
         lanes = self._lanes
-        queues = lanes.decoding.noted, lanes.prefilling.noted, lanes.waiting.noted, lanes.transferring.noted, tuple(lanes.jobs)
-        self._noted = *queues, lanes.split, lanes.mode, lanes.mode_since_s  # at once: others read it
+        decoding = lanes.decoding.noted
+        self._standing = Standing(  # at once: others read it
+            now=-math.inf,  # whoever reads it says when
+            page_size=lanes.page_size,
+            free_pages=len(decoding),
+            decoding=decoding,
+            prefilling=lanes.prefilling.noted,
+            waiting=lanes.waiting.noted,
+            transferring=lanes.transferring.noted,
+            layers=lanes.layers,
+            units=lanes.units,
+            splits=lanes.splits,
+            split=lanes.split,
+            mode=lanes.mode,
+            mode_since_s=lanes.mode_since_s,
+            jobs=tuple(lanes.jobs),
+        )
 
     def check(self, request: Request, enqueued: Sequence[Request], now: float) -> None:
         """`enqueued`: who came since the last `look`. Raises QueueFullError when the first token is predicted to miss its
         objective, with how late it would be as the time after which to try again."""
-        lanes = self._lanes
-        decoding, prefilling, waiting, transferring, jobs, split, mode, mode_since_s = self._noted
-        view = Standing(
-            now=now,
-            page_size=lanes.page_size,
-            free_pages=len(decoding),
-            decoding=decoding,
-            prefilling=prefilling,
-            waiting=(*waiting, *enqueued),
-            transferring=transferring,
-            layers=lanes.layers,
-            units=lanes.units,
-            splits=lanes.splits,
-            split=split,
-            mode=mode,
-            mode_since_s=mode_since_s,
-            jobs=jobs,
-        )
+        lanes, standing = self._lanes, self._standing
+        view = replace(standing, now=now, waiting=(*standing.waiting, *enqueued))
         hit = request.prefix_hit(lanes.pool)
         new = Piece(request.known_tokens - hit.tokens, hit.tokens)
         admission = admit(view, new, self._limits, self._costs, self._objective)
