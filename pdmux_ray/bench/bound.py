@@ -20,19 +20,18 @@ from pdmux_ray.bench.load import targets
 from pdmux_ray.bench.timeline import Fetched, fetch
 from pdmux_ray.errors import ConfigError, PdmuxError
 from pdmux_ray.metrics.predictions import Judged
-from pdmux_ray.metrics.trace import DECODE, PREFILL, Event, events_of
+from pdmux_ray.metrics.trace import KINDS, slices_of
 from pdmux_ray.report import figures
 
 FILE = "steps.jsonl"  # [kind, mode, predicted, bound, measured], seconds
 OVER_LIMIT = 0.02  # share of steps over their bound
 ERROR_LIMIT = 0.10  # median error
-KINDS = ("decode", "block", "pass")
 
 
 class TimedWork(NamedTuple):
-    """One measured piece of work. A kind of KINDS: a step's decodes, a block of a prefill's layers, or both in one pass."""
+    """One measured piece of work."""
 
-    kind: str
+    kind: str  # of `metrics.trace.KINDS`
     mode: str
     predicted_s: float | None  # None: nothing was predicted
     bound_s: float | None
@@ -41,26 +40,12 @@ class TimedWork(NamedTuple):
 
 def steps_of(fetched: Fetched, begin_s: float) -> list[TimedWork]:
     """Of all instances, those that began at `begin_s` of this process' `time.perf_counter` or later."""
-    found = []
-    for name in fetched.instances:
-        for event in events_of(fetched.trace, name, "X"):
-            if event["ts"] / 1e6 + fetched.offset_s >= begin_s and (step := _step(event)) is not None:
-                found.append(step)
-    return found
-
-
-def _step(event: Event) -> TimedWork | None:
-    """None of the second slice of a step that has two."""
-    args = event["args"]
-    block = event["tid"] == PREFILL and "job" in args
-    if event["tid"] == PREFILL and not block and args["decodes"]:
-        return None
-    one_pass = event["tid"] == PREFILL or (event["tid"] == DECODE and "prefill tokens" in args)
-    kind = "block" if block else "pass" if one_pass else "decode"
-    predicted_ms, bound_ms = args.get("predicted ms"), args.get("99 % bound ms")
-    told = predicted_ms is not None and bound_ms is not None
-    predicted_s, bound_s = (predicted_ms / 1e3, bound_ms / 1e3) if told else (None, None)
-    return TimedWork(kind, event["cat"], predicted_s, bound_s, event["dur"] / 1e6)
+    slices = [each for name in fetched.instances for each in slices_of(fetched.trace, name)]
+    return [
+        TimedWork(each.kind, each.mode, each.predicted_s, each.bound_s, each.took_s)
+        for each in slices
+        if each.counted and each.begin_s + fetched.offset_s >= begin_s
+    ]
 
 
 def mode_shares(steps: Iterable[TimedWork]) -> dict[str, float]:

@@ -20,7 +20,7 @@ from pdmux_ray.bench.load.generator import run as run_loop
 from pdmux_ray.bench.load.targets import TargetError, base_url
 from pdmux_ray.errors import ConfigError
 from pdmux_ray.metrics.lane_units import together
-from pdmux_ray.metrics.trace import Trace, arrivals_of, clock_offset_s, events_of, units_of
+from pdmux_ray.metrics.trace import Trace, arrivals_of, clock_offset_s, slices_of, units_of
 from pdmux_ray.report.series import UnitsSample, Window
 from pdmux_ray.report.timeline import build, samples_of
 
@@ -98,8 +98,7 @@ def _checked(url: str, trace: Any) -> Trace:
         told = trace["otherData"]
         float(told["now_s"]), dict(told["missing"])
         for name in told["instances"]:
-            units_of(trace, name), arrivals_of(trace, name)
-            [(event["tid"], event["cat"], event["dur"] + 0, event["args"]) for event in events_of(trace, name, "X")]
+            units_of(trace, name), arrivals_of(trace, name), slices_of(trace, name)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise TargetError(f"{url}{PATH} is no timeline of this version of pdmux-ray: {error!r}") from None
     found: Trace = trace
@@ -128,7 +127,7 @@ def timeline(args: argparse.Namespace) -> int:
         _write(args.picture, build(f"Timeline of {url}", fetched.trace, _footer(fetched.instances)))
         print(args.picture)
     for name in fetched.instances:
-        print(f"instance {name}: {len(events_of(fetched.trace, name, 'X'))} steps and blocks")
+        print(f"instance {name}: {len(slices_of(fetched.trace, name))} steps and blocks")
     return 0
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from pdmux_ray.engine.timeline import Arrival, Ended, PrefillBlock, Record, Step
 from pdmux_ray.metrics.lane_units import UnitsChange, units_changes
@@ -20,7 +20,9 @@ from pdmux_ray.types import ONE_PASS_MODES
 CLOCK = "CLOCK_MONOTONIC"
 
 PREFILL, DECODE, REQUESTS = 1, 2, 3  # the tracks
+KINDS = ("decode", "block", "pass")  # of work: a step's decodes, a block of a prefill's layers, or both in one pass
 _ONE_PASS = frozenset(mode.value for mode in ONE_PASS_MODES)
+_PREDICTED, _BOUND = "predicted ms", "99 % bound ms"  # arguments of a slice
 _TRACKS = {PREFILL: "prefill lane", DECODE: "decode lane", REQUESTS: "requests"}
 
 Trace: TypeAlias = dict[str, Any]
@@ -122,7 +124,7 @@ def _predicted(record: Step | PrefillBlock) -> dict[str, float]:
     """Beside the slice's own length, which is what was measured."""
     if record.predicted_s is None or record.bound_s is None:
         return {}
-    return {"predicted ms": _ms(record.predicted_s), "99 % bound ms": _ms(record.bound_s)}
+    return {_PREDICTED: _ms(record.predicted_s), _BOUND: _ms(record.bound_s)}
 
 
 def _times(name: str, record: Step | PrefillBlock) -> list[Event]:
@@ -157,6 +159,34 @@ def events_of(trace: Trace, instance: str, phase: str, name: str | None = None) 
     """Read back: an instance's events of a phase ("X" slices, "C" counters, "i" instants), of one name or of any."""
     pid = trace["otherData"]["instances"][instance]["pid"]
     return [e for e in trace["traceEvents"] if e["pid"] == pid and e["ph"] == phase and name in (None, e["name"])]
+
+
+class Slice(NamedTuple):
+    """What a lane did at a time, read back. Seconds, on the trace's clock."""
+
+    lane: int  # PREFILL or DECODE
+    kind: str  # of KINDS
+    mode: str
+    why: str  # of the mode; of the step where there was no choice
+    begin_s: float
+    took_s: float
+    predicted_s: float | None  # None: nothing was predicted
+    bound_s: float | None
+    counted: bool  # False for one of the two of a pass that prefills and decodes: it is on both lanes
+
+
+def slices_of(trace: Trace, instance: str) -> list[Slice]:
+    """Raises KeyError when something is missing in it."""
+    return [_read_back(event) for event in events_of(trace, instance, "X")]
+
+
+def _read_back(event: Event) -> Slice:
+    args, lane = event["args"], event["tid"]
+    kind = "block" if "job" in args else "pass" if lane == PREFILL or "prefill tokens" in args else "decode"
+    why = args.get("why") or args["reason"]
+    predicted_s, bound_s = (args[name] / 1e3 if name in args else None for name in (_PREDICTED, _BOUND))
+    counted = kind != "pass" or lane == DECODE or not args["decodes"]
+    return Slice(lane, kind, event["cat"], why, event["ts"] / 1e6, event["dur"] / 1e6, predicted_s, bound_s, counted)
 
 
 def units_of(trace: Trace, instance: str) -> list[UnitsChange]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pdmux_ray.metrics.lane_units import UnitsChange, means
 from pdmux_ray.metrics.lifeline import Lifeline
 from pdmux_ray.metrics.predictions import Judged
-from pdmux_ray.metrics.trace import DECODE, Event, Trace, arrivals_of, events_of, units_of
+from pdmux_ray.metrics.trace import DECODE, Slice, Trace, arrivals_of, slices_of, units_of
 from pdmux_ray.report import charts, figures, series
 from pdmux_ray.report.page import Block, Chart, Grid, Key, Notes, Row, Section, Table, render
 from pdmux_ray.report.series import UnitsSample, Window
@@ -43,7 +43,7 @@ def _instance(trace: Trace, name: str) -> list[Block]:
         [*(Key.of(lane, "box") for lane in reversed(charts.LANES)), _RAIN],
         " ".join(_notes(changes, samples, trace["otherData"]["instances"][name]["units"], window)),
     )
-    return [Grid([units]), _uses(events_of(trace, name, "X"), window.span_s)]
+    return [Grid([units]), _uses(slices_of(trace, name), window.span_s)]
 
 
 def _notes(changes: Sequence[UnitsChange], samples: Sequence[UnitsSample], units: float, window: Window) -> Iterator[str]:
@@ -68,28 +68,26 @@ def samples_of(changes: Sequence[UnitsChange], window: Window, run: int = 0) -> 
     return [UnitsSample(change.at_s, change.prefill_units, change.decode_units, run) for change in inside]
 
 
-def _uses(slices: Sequence[Event], span_s: float) -> Table:
+def _uses(slices: Sequence[Slice], span_s: float) -> Table:
     """A row for each lane, mode and reason."""
-    groups: dict[tuple[int, str, str], list[Event]] = {}
-    for event in slices:
-        why = event["args"].get("why") or event["args"]["reason"]
-        groups.setdefault((event["tid"], event["cat"], why), []).append(event)
+    groups: dict[tuple[int, str, str], list[Slice]] = {}
+    for each in slices:
+        groups.setdefault((each.lane, each.mode, each.why), []).append(each)
     rows = [
-        Row([figures.printable(f"{'decode' if lane == DECODE else 'prefill'}, {mode}, {why}"), *_figures(events, span_s)])
-        for (lane, mode, why), events in sorted(groups.items())
+        Row([figures.printable(f"{'decode' if lane == DECODE else 'prefill'}, {mode}, {why}"), *_figures(group, span_s)])
+        for (lane, mode, why), group in sorted(groups.items())
     ]
     columns = ("lane, mode, reason", "launches", "of the time", "median ms", "median error", "over the 99 % bound")
     return Table("What the lanes did", columns, rows)
 
 
-def _figures(events: Sequence[Event], span_s: float) -> list[str]:
-    took_ms = [event["dur"] / 1e3 for event in events]
-    told = [(ms, event["args"]) for ms, event in zip(took_ms, events, strict=True) if "predicted ms" in event["args"]]
-    judged = Judged.of((args["predicted ms"] / 1e3, args["99 % bound ms"] / 1e3, ms / 1e3) for ms, args in told)
+def _figures(slices: Sequence[Slice], span_s: float) -> list[str]:
+    took_s = [each.took_s for each in slices]
+    judged = Judged.of((each.predicted_s, each.bound_s, each.took_s) for each in slices)
     return [
-        f"{len(events):,}",
-        figures.percent(min(1.0, sum(took_ms) / 1e3 / span_s)) if span_s else figures.NONE,
-        figures.significant(statistics.median(took_ms)),
+        f"{len(slices):,}",
+        figures.percent(min(1.0, sum(took_s) / span_s)) if span_s else figures.NONE,
+        figures.ms(statistics.median(took_s)),
         figures.percent(judged.median_error) if judged else figures.NONE,
         figures.percent(judged.over_share) if judged else figures.NONE,
     ]

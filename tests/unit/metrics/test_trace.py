@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from pdmux_ray.engine.timeline import Arrival, Ended, Record
 from pdmux_ray.metrics.lane_units import UnitsChange
 from pdmux_ray.metrics.trace import (
@@ -17,6 +19,7 @@ from pdmux_ray.metrics.trace import (
     chrome_trace,
     clock_offset_s,
     events_of,
+    slices_of,
     units_of,
 )
 
@@ -72,6 +75,21 @@ def test_a_block_is_a_slice_of_the_prefill_lane_with_its_layers() -> None:
 def test_a_pass_that_does_both_is_on_both_lanes() -> None:
     names = {slice_["tid"]: slice_["name"] for slice_ in events(trace_of(one_pass(1.0, 1.5, 3, 40)), "X")}
     assert names == {PREFILL: "chunked 40 tokens", DECODE: "chunked decode 3"}
+
+
+def test_what_the_lanes_did_is_read_back_and_a_pass_on_both_counts_once() -> None:
+    trace = trace_of(step(1.0, 1.02), block(2.0, 2.5), one_pass(3.0, 3.5, 3, 40), one_pass(4.0, 4.5, 0, 40))
+    slices = slices_of(trace, "one")
+    assert [(found.lane, found.kind, found.mode, found.counted) for found in slices] == [
+        (DECODE, "decode", "split", True),
+        (PREFILL, "block", "split", True),
+        (PREFILL, "pass", "chunked", False),
+        (DECODE, "pass", "chunked", True),
+        (PREFILL, "pass", "chunked", True),
+    ]
+    assert [found.why for found in slices] == ["fits", "slack", "chunk_mixed", "chunk_mixed", "chunk_mixed"]
+    assert slices[0][4:8] == pytest.approx((1.0, 0.02, 0.019, 0.0221))
+    assert slices[1][4:8] == (2.0, 0.5, None, None)
 
 
 def test_arrivals_and_ends_are_instants_beside_the_lanes() -> None:
