@@ -92,7 +92,7 @@ def _held_out(axes: Axes, profile: Profile) -> None:
             x, y = [MS * p.predicted_s for p in held], [MS * p.percentiles_s[1] for p in held]
             label = f"{kind}, the other lane on the same core" if shares else kind
             axes.plot(x, y, "x" if shares else "o", color=colour, markersize=4, alpha=0.7, label=label if held else None)
-    ends = [MS * bound(p.predicted_s for p in profile.points if p.role == "test") for bound in (min, max)]
+    ends = [MS * end(p.predicted_s for p in profile.points if p.role == "test") for end in (min, max)]
     axes.plot(ends, ends, color="#999999", linewidth=1)
     axes.set(title="held-out work", xlabel="predicted, ms", ylabel="measured median, ms", xscale="log", yscale="log")
     axes.legend(frameon=False)

@@ -61,7 +61,7 @@ class Need(NamedTuple):
 
 
 def expected_misses(way: Way, need: Need) -> float:
-    """See above. A first token that is late already, or due at no time, counts by the seconds that it still takes."""
+    """As the module says."""
     steps = max(1.0, way.finish_s / way.gap_s.predicted_s)
     gaps = need.decodes * (1 - math.pow(1 - chance_over(way.gap_s, need.room_s(way)), steps))
     lost_s = way.finish_s - steps * need.decode_s - need.prefill_s
