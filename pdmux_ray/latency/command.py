@@ -80,15 +80,15 @@ def _profile(runner: LaneRunner, engine: EngineConfig, model_dir: Path, out: Pat
             tell=lambda done, total, note: progress.update(done / total, note),
         )
         partial_path = out.with_name(out.name + ".partial")
-        profile, kept = run(runner, _limits(runner, engine, model_dir), identity, partial_path, machine)
+        limits = _limits(runner, engine, model_dir, on_gpu=runner.device == "cuda")
+        profile, kept = run(runner, limits, identity, partial_path, machine)
     kept.remove()  # a run that was not interrupted: to go on from it would give the same again
     profile.write(out)
     return profile
 
 
-def _limits(runner: LaneRunner, engine: EngineConfig, model_dir: Path) -> DesignLimits:
+def _limits(runner: LaneRunner, engine: EngineConfig, model_dir: Path, on_gpu: bool) -> DesignLimits:
     from pdmux_ray.latency.design import DesignLimits
-    from pdmux_ray.latency.run import Probing
     from pdmux_ray.text.tokenizer import Tokenizer
 
     context = Tokenizer.load(model_dir).facts.context_length
@@ -101,9 +101,7 @@ def _limits(runner: LaneRunner, engine: EngineConfig, model_dir: Path) -> Design
         page_size=runner.page_size,
         chunk_tokens=engine.chunk_tokens,
     )
-    if not isinstance(runner, Probing):
-        return limits
-    return replace(limits, max_new_tokens=GPU_NEW_TOKENS, max_context_tokens=GPU_CONTEXT_TOKENS)
+    return replace(limits, max_new_tokens=GPU_NEW_TOKENS, max_context_tokens=GPU_CONTEXT_TOKENS) if on_gpu else limits
 
 
 def _tell(profile: Profile, out: Path) -> None:

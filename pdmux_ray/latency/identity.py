@@ -40,8 +40,9 @@ class Identity(BaseModel):
 
 @runtime_checkable
 class Identified(Protocol):
-    """A runner that a profile can be of."""
+    """A runner that a profile can be of. One of a GPU has the GPU's name as `processor`, besides."""
 
+    device: str  # "cpu" or "cuda"
     units: int
     page_size: int
     dtype: object  # torch's, or its name
@@ -50,7 +51,7 @@ class Identified(Protocol):
 
 
 def identify(model_dir: Path, runner: Identified) -> Identity:
-    """Of this runner on this machine. A runner of a GPU has the GPU's name as `processor`, and "cuda" as `device`."""
+    """Of this runner on this machine."""
     return Identity(
         model=model_name(model_dir),
         device=getattr(runner, "processor", None) or processor(),
@@ -59,7 +60,7 @@ def identify(model_dir: Path, runner: Identified) -> Identity:
         tensor_parallel=1,
         page_size=runner.page_size,
         torch=version("torch"),
-        kernels=f"{runner.kernels}, {_hash_of_kernels(getattr(runner, 'device', 'cpu'))}",
+        kernels=f"{runner.kernels}, {_hash_of_kernels(runner.device)}",
         settings=runner.settings,
     )
 
