@@ -6,13 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pdmux_ray.engine.timeline import Record
 from pdmux_ray.metrics.lane_units import BRIDGE_S, UnitsChange, means, together, units_changes
 
 from .records import block, one_pass, step
 
 
 def test_units_of_lanes_follow_their_blocks_and_steps() -> None:
-    records = [step(0.0, 1.0, decode_units=4), block(1.0, 4.0), step(1.0, 2.0), step(2.0, 3.0), step(3.0, 4.0)]
+    records: list[Record] = [step(0.0, 1.0, decode_units=4), block(1.0, 4.0), step(1.0, 2.0), step(2.0, 3.0), step(3.0, 4.0)]
     assert units_changes(records) == [UnitsChange(0.0, 0, 4), UnitsChange(1.0, 3, 1), UnitsChange(4.0, 0, 0)]
 
 
