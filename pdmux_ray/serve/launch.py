@@ -118,16 +118,26 @@ def _interrupt(number: int, frame: object) -> None:
 
 
 def make_plan(args: argparse.Namespace, directory: Path) -> Plan:
-    """`args` of `parser()`. Raises ConfigError: the config is wrong, or there is no GPU, no such address, no API key."""
+    """`args` of `parser()`. Raises ConfigError: a wrong config, TLS, or no GPU, such address or API key."""
     document, config = load_serve_config(args.config, args.set)
     require_gpu(config.engine)
     http = document["http_options"] = document.get("http_options") or {}
     http["host"] = http.get("host") or "127.0.0.1"  # behind HAProxy, Serve's own default would be every interface
     http["port"] = args.port if args.port is not None else 8000 if http.get("port") is None else http["port"]
+    _require_no_tls(http)
     _require_address(http["host"], http["port"])
     _require_api_keys(config.gateway.api_keys_env)
     require_profile(config)
     return Plan(config, document, "proxy" if args.proxy else "haproxy", directory)
+
+
+def _require_no_tls(http: dict[str, Any]) -> None:
+    """Serve's HAProxy passes over these keys in silence, and keys would then travel in the open."""
+    if asked := sorted(key for key in http if key.startswith("ssl_") and http[key]):
+        raise ConfigError(
+            f"http_options has {', '.join(asked)}, but this server speaks plain HTTP. Leave them out, and put a proxy with TLS "
+            "in front of it (docs/operations.md, Secure)."
+        )
 
 
 def _require_address(host: Any, port: Any) -> None:

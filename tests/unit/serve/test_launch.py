@@ -43,6 +43,11 @@ def test_http_options_that_make_no_sense_are_refused(tmp_path: Path, http: str) 
         plan(tmp_path, http)
 
 
+def test_tls_that_no_front_would_speak_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"http_options has ssl_certfile, ssl_keyfile, but .* plain HTTP"):
+        plan(tmp_path, "{ssl_keyfile: k.pem, ssl_certfile: c.pem}", "--port", str(free_port()))
+
+
 @pytest.mark.parametrize("port", ["0", "-1", "65536"])
 def test_a_port_that_is_none_is_refused_on_the_command_line_too(tmp_path: Path, port: str) -> None:
     with pytest.raises(ConfigError, match="must be a number from 1 to 65535"):
