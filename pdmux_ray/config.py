@@ -13,18 +13,18 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
+from pdmux_ray.config_base import FROZEN, NonNegativeInt, PositiveFloat, PositiveInt
+from pdmux_ray.config_placement import PlacementConfig
+from pdmux_ray.config_transfer import TransferConfig as TransferConfig
 from pdmux_ray.errors import ConfigError
 from pdmux_ray.types import Mode, Role
-
-PositiveInt = Annotated[int, Field(gt=0)]
-NonNegativeInt = Annotated[int, Field(ge=0)]
-PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 CPU_KV_CACHE_GIB = 1.0
 
 IMPORT_PATH = "pdmux_ray.serve.app:build_app"
+SCALING_POLICY = "pdmux_ray.serve.scaling:FollowPlan"
 # What Ray Serve knows in a config file. It passes over any other key in silence, so it is checked here, without Ray; a test
 # compares these with the Ray that is installed.
 PROXY_LOCATIONS = frozenset({"Disabled", "HeadOnly", "EveryNode"})
@@ -49,12 +49,18 @@ HTTP_KEYS = frozenset(
 
 
 class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+    model_config = FROZEN
 
 
 class FakeConfig(_Frozen):
-    """The fake device (`device: fake`): no model, made-up tokens, seconds that pass as configured."""
+    """The fake device (`device: fake`): no model, made-up tokens, seconds that pass as configured.
 
+    With `gpu` it keeps the time of that model on that GPU (`sim/gpu.py`), and has its layers and units: the other keys but
+    `pages` and `most_steps` then say nothing.
+    """
+
+    gpu: Literal["H200", "H100", "A100"] | None = None
+    shape: Literal["llama-8b", "codellama-34b"] = "llama-8b"  # of the model that it keeps the time of
     step_s: Annotated[float, Field(ge=0)] = 0.02  # of any step, on the whole device
     prefill_s_per_token: Annotated[float, Field(ge=0)] = 0.0  # added per prefill token
     pages: PositiveInt = 4096
@@ -77,34 +83,6 @@ class MultiplexConfig(_Frozen):
     table: str | None = None  # policy sglang: a file in the published YAML format; None: its defaults
 
 
-class TransferConfig(_Frozen):
-    """KV from one instance to another, in an application with a topology. Times are patience, not how long a transfer takes."""
-
-    secret_env: str | None = None  # environment variable with the secret that all instances share; None: made at the start
-    checksum: bool | None = None  # of all that lands; None: where KV is in host memory, and it can be nowhere else
-    fetch_s: PositiveFloat = 30.0  # a request waits for its KV so long, then it is prefilled where it decodes
-    heartbeat_s: PositiveFloat = 0.25  # between two words of an instance to each peer
-    silence_s: PositiveFloat = 2.0  # a peer without a word for so long counts as frozen or cut off
-    accept_s: PositiveFloat = 1.0  # until a peer has said that it will prefill
-    lease_s: PositiveFloat = 5.0  # since a peer last said that it still works on a prefill
-    drain_s: PositiveFloat = 1.0  # for the writes of a transfer that was given up to end by themselves
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if self.silence_s < 2 * self.heartbeat_s:
-            raise ValueError(
-                f"silence_s ({self.silence_s:g}) is shorter than two heartbeats ({self.heartbeat_s:g} s each): every peer "
-                "would count as frozen. Raise silence_s or lower heartbeat_s"
-            )
-        for name in ("lease_s", "drain_s"):
-            if getattr(self, name) <= self.heartbeat_s:
-                raise ValueError(
-                    f"{name} ({getattr(self, name):g}) is not longer than heartbeat_s ({self.heartbeat_s:g}), by which peers "
-                    f"say that they are at work: raise {name} or lower heartbeat_s"
-                )
-        return self
-
-
 class CudaConfig(_Frozen):
     """The CUDA device (`device: cuda`)."""
 
@@ -116,6 +94,8 @@ class CudaConfig(_Frozen):
     look_ahead: PositiveInt = 4  # decode steps that may be launched at once, each fed by the one before
     # without engine.kv_cache_gib: the pool's share of the memory that weights, buffers, workspaces and graphs leave free
     kv_share: Annotated[float, Field(gt=0, lt=1)] = 0.9
+    # triton: our own kernel, on any GPU; varlen: torch's (2.12.1 or later), with page_size 256; flashinfer: where it is installed
+    prefill_attention: Literal["triton", "varlen", "flashinfer"] = "triton"
 
 
 class EngineConfig(_Frozen):
@@ -157,6 +137,33 @@ class RoutingConfig(_Frozen):
     bandwidth: PositiveFloat = 1e9  # of a transfer, bytes a second, until enough has been moved to know it
 
 
+class TracingConfig(_Frozen):
+    """OpenTelemetry spans of requests. What their receiver asks for (a key, a certificate) stands in the environment of the
+    gateways, in OTEL_EXPORTER_OTLP_HEADERS and the exporter's other variables."""
+
+    endpoint: Annotated[str, Field(pattern="^https?://")]  # takes OTLP over HTTP, such as http://127.0.0.1:4318/v1/traces
+    # of requests whose caller has not decided, as a `traceparent` header does
+    sample_ratio: Annotated[float, Field(ge=0, le=1)] = 1.0
+    service_name: str = "pdmux-ray"
+
+
+class SloConfig(_Frozen):
+    """Objectives of a tier: docs/goodput.md says which requests keep them. What is not given has no limit."""
+
+    ttft_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    ttft_s_per_token: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0  # of the prompt, in addition
+    itl_s: PositiveFloat | None = None
+    itl_statistic: Literal["mean", "p50", "p90", "p95", "p99", "max"] = "p99"  # of a request's own gaps
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.ttft_s is None and self.ttft_s_per_token:
+            raise ValueError("ttft_s_per_token adds to ttft_s: give that, too (0 is allowed)")
+        if self.ttft_s == 0 and not self.ttft_s_per_token:
+            raise ValueError("no first token comes within 0 s: raise ttft_s, or leave it out for no limit")
+        return self
+
+
 class GatewayConfig(_Frozen):
     """The HTTP front: limits and keys."""
 
@@ -167,6 +174,16 @@ class GatewayConfig(_Frozen):
     default_max_tokens: PositiveInt | None = None  # None: up to the context length for chat, 16 for completions
     discovery_period_s: PositiveFloat = 5.0  # how often the instances are listed (more often while there is none)
     routing: RoutingConfig = RoutingConfig()
+    tracing: TracingConfig | None = None  # None: nobody is told
+    # Tier -> its objectives, for the metrics; a request names its tier by `service_tier`. "default" is always there, with those of
+    # engine.multiplex unless it is given.
+    slo: dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]*$")], SloConfig] = {}
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if "auto" in self.slo:
+            raise ValueError("slo.auto: a request that asks for service tier auto gets the one named default: use that name")
+        return self
 
 
 class TopologyConfig(_Frozen):
@@ -212,11 +229,16 @@ class AppConfig(_Frozen):
     gateways: PositiveInt = 1
     engine: EngineConfig = EngineConfig()
     gateway: GatewayConfig = GatewayConfig()
+    placement: PlacementConfig = PlacementConfig()
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.topology is not None and self.instances != 1:
             raise ValueError("topology says how many instances there are: leave `instances` out")
+        if self.placement.enabled and self.topology is None:
+            raise ValueError("placement changes roles, which instances without a topology do not have: give a topology")
+        if self.placement.replicas is not None and self.topology is not None and self.topology.ray_actor_options:
+            raise ValueError("placement.replicas is for instances that ask Ray for the same: leave ray_actor_options out")
         return self
 
     @property
@@ -241,13 +263,17 @@ class AppConfig(_Frozen):
 
 
 def require_profile(config: AppConfig) -> None:
-    """Of a server that is to route by prediction. Raises ConfigError. (What is only to be profiled has none yet.)"""
-    predicts = config.topology is not None and config.gateway.routing.policy == "predict"
-    if predicts and config.engine.device != "fake" and config.engine.multiplex.profile is None:
-        raise ConfigError(
-            "engine.multiplex.profile is missing: gateway.routing.policy predict chooses by predicted times. Run "
-            "`pdmux profile CONFIG --out FILE` and name the file, or use policy threshold, local or remote."
-        )
+    """Of a server that is to route or place by prediction. Raises ConfigError. (What is only to be profiled has none yet.)"""
+    if config.engine.device == "fake" or config.engine.multiplex.profile is not None:
+        return
+    missing = (
+        "engine.multiplex.profile is missing: {} predicted times. Run `pdmux profile CONFIG --out FILE` and name the file, "
+    )
+    if config.topology is not None and config.gateway.routing.policy == "predict":
+        words = missing.format("gateway.routing.policy predict chooses by")
+        raise ConfigError(words + "or use policy threshold, local or remote.")
+    if config.placement.enabled:
+        raise ConfigError(missing.format("the placement knows what instances can do by") + "or leave placement.enabled out.")
 
 
 def parse_app_config(values: Any) -> AppConfig:
@@ -295,7 +321,13 @@ def load_serve_config(path: Path, overrides: Sequence[str] = ()) -> tuple[dict[s
         _override(args, override)
     parse_app_config(args)
     _anchor_files(args, Path.cwd())
-    return document, parse_app_config(args)
+    config = parse_app_config(args)
+    if config.placement.replicas is not None and application.get("autoscaling_policy") is None:
+        raise ConfigError(
+            f"{path}: placement.replicas does nothing without the application's autoscaling_policy. Add, beside import_path: "
+            f'autoscaling_policy: {{policy_function: "{SCALING_POLICY}"}}'
+        )
+    return document, config
 
 
 def _anchor_files(args: dict[str, Any], directory: Path) -> None:

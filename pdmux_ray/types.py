@@ -185,6 +185,9 @@ class TokenEvent:
     error: str | None = None  # set exactly when finish is ERROR: the message for the client
     cached_tokens: int | None = None  # on the first event: prompt tokens found in the prefix cache
     error_type: str | None = None  # set exactly with `error`: the name of its class in `pdmux_ray.errors`
+    # On the event with the first token: seconds since it was taken in that it waited, that its KV came from elsewhere, and that
+    # it was computed. They add up to all that there were.
+    stage_s: tuple[float, float, float] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,7 +47,7 @@ class _TimedRunner(FakeRunner):
         return output
 
 
-class _Feed:
+class Feed:
     """Keeps `batch` requests live, with prompts of 32 to 256 tokens and 32 to 512 tokens to generate."""
 
     def __init__(self, mode: Mode, batch: int) -> None:
@@ -94,7 +94,7 @@ class _Feed:
 
 def measure(mode: Mode, batch: int, steps: int) -> list[float]:
     """Microseconds of each of `steps` steps, after a warm-up in which the requests' lengths spread out."""
-    feed = _Feed(mode, batch)
+    feed = Feed(mode, batch)
     for _ in range(300):
         feed.step_s()
     times = [feed.step_s() * 1e6 for _ in range(steps)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from kv_transfer.api import KvPort, Wanted
@@ -185,6 +185,19 @@ class Engine:
     def counters(self) -> Counters:
         """Running totals, to be read only."""
         return self._scheduler.counters
+
+    def figures(self) -> dict[str, float | Mapping[str, float]]:
+        """Running totals, and how it is now, by the names of `metrics.catalog`; as JSON has them."""
+        guard = self.timeline.guard_factor()
+        lanes = self._scheduler.lane_units if isinstance(self._scheduler, LaneScheduler) else None
+        found: dict[str, float | Mapping[str, float] | None] = {
+            **self.counters.figures(),
+            "pdmux_pages": self._pool.by_owner(),
+            "pdmux_oldest_waiting_seconds": self._loop.oldest_waiting_s,
+            "pdmux_lane_units": lanes,
+            "pdmux_guard_factor": guard,
+        }
+        return {name: value for name, value in found.items() if value is not None}
 
     def check_integrity(self) -> None:
         """Checks every page and queue between two steps. Raises IntegrityError."""

@@ -51,6 +51,16 @@ class LaneScheduler(Scheduler):
         self._begun = 0  # jobs
         self._dropped: list[int] = []
 
+    @property
+    def lane_units(self) -> dict[str, int]:
+        """What each lane works on now; of a step in one pass both have every unit. From any thread."""
+        job, split = self.in_flight, self.split
+        flight = job.flight if job is not None else None
+        prefill_units = split.prefill_units if self.mode is Mode.CHUNKED and self.prefilling else 0
+        if flight is not None:
+            prefill_units = flight.use.split.prefill_units
+        return {"prefill": prefill_units, "decode": split.decode_units if self.decoding else 0}
+
     def must_land(self, plan: StepPlan) -> bool:
         """Whether the plan's decodes need units that the block in flight holds."""
         job = self.in_flight

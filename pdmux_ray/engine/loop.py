@@ -68,6 +68,12 @@ class StepLoop:
         return to_begin + sum([len(request.tokens) - request.computed_tokens for request in self._scheduler.prefilling])
 
     @property
+    def oldest_waiting_s(self) -> float:
+        """How long the one that has waited longest has, since it came or lost its pages; 0 when nobody waits."""
+        waiting: list[Request] = [*self.enqueued, *self._scheduler.waiting]
+        return max([self._clock.now() - request.history[-1][0] for request in waiting], default=0.0)
+
+    @property
     def rest_s(self) -> float | None:
         """How long it may sleep at most when a step had nothing to run. Who waits for a transfer makes it look for events and
         deadlines from time to time; None: it sleeps soundly until there is mail."""

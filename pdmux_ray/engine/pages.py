@@ -88,6 +88,17 @@ class PagePool:
         """Pages that are QUARANTINED."""
         return sum([self._holders[page] == 1 for page in tuple(self._exposed)])
 
+    def by_owner(self) -> dict[str, int]:
+        """How many pages are in each state, together all of them. From any thread."""
+        counts = {
+            PageState.FREE: len(self._free),
+            PageState.CACHED: len(self._cached),
+            PageState.LEASED: self.leased,
+            PageState.QUARANTINED: self.quarantined,
+        }
+        counts[PageState.HELD] = self.pages - sum(counts.values())
+        return {state.value: counts[state] for state in PageState}
+
     def state(self, page: int) -> PageState:
         holders = self._holders[page]
         if holders:

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 from kv_transfer.api import HandoffId
 from pdmux_ray.engine.pages import ROOT_DIGEST, Hit, PagePool, page_digest
@@ -128,6 +129,14 @@ class Request:
             )
         self.phase = phase
         self.history.append((now, phase))
+
+    def stage_s(self, now: float) -> tuple[float, float, float]:
+        """Seconds since it came in which it waited, its KV came, and it was computed: all that there were."""
+        begins = [*self.history, (now, self.phase)]
+        spent = dict.fromkeys(Phase, 0.0)
+        for (begin_s, phase), (end_s, _) in pairwise(begins):
+            spent[phase] += end_s - begin_s
+        return spent[Phase.QUEUED], spent[Phase.TRANSFER], spent[Phase.PREFILL] + spent[Phase.DECODE]
 
     @property
     def prefix_key(self) -> bytes | None:

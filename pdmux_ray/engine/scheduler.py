@@ -300,6 +300,7 @@ class Scheduler:
         event = TokenEvent(request.request_id, token, logprob)
         if computed == request.given_tokens:
             event.cached_tokens = request.cached_tokens
+            event.stage_s = request.stage_s(now)
             request.ttft_deadline_s = math.inf
             if request.received_tokens:
                 self.handoffs.used(request, self)

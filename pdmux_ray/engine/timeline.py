@@ -1,4 +1,4 @@
-"""What the step loop did lately: a bounded ring of records, for traces and pictures.
+"""What the step loop did: lately, in a bounded ring of records, for traces and pictures; and how long steps took, in all.
 
 timeline = Timeline(units, mode)
 timeline.arrived(at_s, request_id, prompt_tokens)           a request was taken in
@@ -14,14 +14,16 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from itertools import count
+from itertools import count, islice
 from math import inf
 from typing import Any, NamedTuple, TypeAlias
 
+from pdmux_ray.histogram import Histogram
 from pdmux_ray.policy.decisions import LaneUse, StepPlan
 from pdmux_ray.types import ONE_PASS_MODES, Mode
 
 KEPT = 32_768  # records: minutes of steps of 20 ms, about 10 MB
+LATEST = 256  # records that a guard factor is of
 PAGE = 1_024  # records that `since` answers at most: written as JSON in about 3 ms, for which the instance's rest waits
 
 
@@ -97,11 +99,33 @@ def unpack(packed: list[Any]) -> Record:
     return _KINDS[packed[0]](*packed)
 
 
+STEP_BUCKETS_S = (
+    *(0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075),
+    *(0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0),
+)
+STEP_KINDS = ("decode", "prefill", "mixed")  # decodes alone; a block of a prefill; both in one pass
+
+
+class StepTimes:
+    """How long work took since the start, and was predicted to take, by its kind. Owner: the step loop's thread, which pays for
+    two observations a step; any may read."""
+
+    def __init__(self) -> None:
+        self.took = {kind: Histogram(STEP_BUCKETS_S) for kind in STEP_KINDS}
+        self.predicted = {kind: Histogram(STEP_BUCKETS_S) for kind in STEP_KINDS}
+
+    def note(self, kind: str, took_s: float, predicted_s: float | None) -> None:
+        self.took[kind].observe(took_s)
+        if predicted_s is not None:
+            self.predicted[kind].observe(predicted_s)
+
+
 class Timeline:
     """`units`: of the device. `mode`: the configured one, which a step without lanes has."""
 
     def __init__(self, units: int, mode: Mode, kept: int = KEPT) -> None:
         self.units = units
+        self.times = StepTimes()
         self._one_pass = (mode if mode in ONE_PASS_MODES else Mode.CHUNKED).value
         self._records: deque[Record] = deque(maxlen=kept)
         self._numbers = count()
@@ -113,6 +137,7 @@ class Timeline:
         use = plan.lanes
         why = use.why if use else plan.why
         predicted_s, bound_s = (use.decode_s if use else plan.step_s) or (None, None)
+        self.times.note("mixed" if plan.prefill else "decode", end_s - begin_s, predicted_s)
         self._records.append(
             Step(
                 "step",
@@ -139,6 +164,7 @@ class Timeline:
         """`use`: of the step that launched it; it has a block. `tokens`: of the job, which each layer computes."""
         assert use.block is not None
         predicted_s, bound_s = use.block_s or (None, None)
+        self.times.note("prefill", end_s - begin_s, predicted_s)
         self._records.append(
             PrefillBlock(
                 "block",
@@ -160,6 +186,13 @@ class Timeline:
 
     def ended(self, at_s: float, request_id: str, how: str, generated_tokens: int) -> None:
         self._records.append(Ended("ended", next(self._numbers), at_s, request_id, how, generated_tokens))
+
+    def guard_factor(self) -> float | None:
+        """Bounds over predictions of the latest steps and blocks; None when none was predicted. From any thread."""
+        latest = islice(reversed(tuple(self._records)), LATEST)
+        told = [record for record in latest if isinstance(record, Step | PrefillBlock) and record.predicted_s is not None]
+        predicted_s = sum([record.predicted_s for record in told if record.predicted_s is not None])
+        return sum([record.bound_s for record in told if record.bound_s is not None]) / predicted_s if predicted_s else None
 
     def since(self, number: int, begin_s: float = -inf, most: int = PAGE) -> list[Record]:
         """The oldest records that are still there, from `number` and about `begin_s` on, at most so many. From any thread."""

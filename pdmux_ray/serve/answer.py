@@ -5,18 +5,21 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from pdmux_ray.errors import DeadlineError, InstanceUnavailableError
-from pdmux_ray.metrics.catalog import GatewayMetrics, Outcome
-from pdmux_ray.metrics.lifeline import Lifeline
+from pdmux_ray.metrics.gateway_metrics import GatewayMetrics, Outcome, stages
+from pdmux_ray.metrics.goodput import Verdict
+from pdmux_ray.metrics.lifeline import Ending, Lifeline
+from pdmux_ray.metrics.tiers import NO_OBJECTIVES, Tier
 from pdmux_ray.serve import sse
 from pdmux_ray.serve.generation import Choice, LogprobEntry, UsageAsked
 from pdmux_ray.serve.problems import problem
 from pdmux_ray.serve.replies import Reply, counted
-from pdmux_ray.serve.wire import Event, unpack_error
+from pdmux_ray.serve.tracing import UNTRACED, Served, Trace
+from pdmux_ray.serve.wire import Event, stages_of, unpack_error
 from pdmux_ray.types import FinishReason
 
 PATIENCE_S = 1.0
@@ -39,6 +42,8 @@ class Update(NamedTuple):
 
 class Requests(Protocol):
     """`pdmux_ray.serve.dispatch.Dispatch`, as far as it is needed here: the engine requests of one answer, by choice index."""
+
+    sent_s: float  # when they went to the instance that has them now, on `time.monotonic`
 
     async def start(self, deadline_s: float) -> None:
         """Waits until an instance has them. Raises what they are refused with; TimeoutError when no word comes."""
@@ -77,13 +82,19 @@ class Answer:
         arrived_s: float,
         timeout_s: float,
         metrics: GatewayMetrics,
+        trace: Trace = UNTRACED,
+        tier: Tier = NO_OBJECTIVES,
     ) -> None:
         self.choices = choices
         self._requests = requests
         self._endpoint = endpoint
         self._prompt_tokens = sum(choice.prompt_tokens for choice in choices if choice.first_of_prompt)
         self._metrics = metrics
-        self._lifelines = [Lifeline(arrived_s) for _ in choices]  # on `time.monotonic`
+        self._trace = trace
+        self._arrived_s = arrived_s
+        self._tier = tier
+        self._lifelines = [Lifeline(arrived_s, prompt_tokens=each.prompt_tokens) for each in choices]  # on `time.monotonic`
+        self._stages_s: list[Mapping[str, float]] = [{} for _ in choices]  # of the first token, once it is there
         self._open = len(choices)  # choices without an end
         self._error: BaseException | None = None
         self._closed = False
@@ -183,7 +194,15 @@ class Answer:
         ends_s = [end_s for lifeline in self._lifelines if (end_s := lifeline.e2e_s) is not None]
         if self.finished and ends_s:
             metrics.request_s.observe(max(ends_s))
-        metrics.ended(self._endpoint, Outcome.COMPLETE if self.finished else outcome(self._error))
+        for lifeline in self._lifelines:
+            if lifeline.ending is Ending.COMPLETE and lifeline.tpot_s is not None:
+                metrics.tpot_s.observe(lifeline.tpot_s)
+        how = Outcome.COMPLETE if self.finished else outcome(self._error)
+        metrics.ended(self._endpoint, how)
+        if (verdict := self._verdict()) is not None:
+            metrics.judged(self._tier.name, verdict)
+        served = map(Served, self.choices, self._lifelines, self._stages_s)
+        self._trace.ended(how, None if self.finished else self._error, served)
 
     def _cached_tokens(self) -> int:
         return sum(choice.cached_tokens for choice in self.choices if choice.first_of_prompt)
@@ -198,7 +217,7 @@ class Answer:
             if len(event) > 2 and self._given_up(index, event):
                 continue
             if event[1] is not None:
-                self._observe(index, now_s)
+                self._observe(index, event, now_s)
             text = choice.take(event)
             ended = choice.finish is not None
             if ended:
@@ -212,7 +231,7 @@ class Answer:
 
     def _given_up(self, index: int, event: Event) -> bool:
         """Whether the event ends a request that another instance may go on with. Raises what it failed with otherwise."""
-        _, _, _, finish, packed, _ = event
+        finish, packed = event[3:5]
         if finish is None:
             return False
         self._requests.ended(index)
@@ -228,13 +247,22 @@ class Answer:
         self._requests.lost(error)
         return True
 
-    def _observe(self, index: int, now_s: float) -> None:
+    def _observe(self, index: int, event: Event, now_s: float) -> None:
         lifeline = self._lifelines[index]
         itl_s = lifeline.tokens_arrived(now_s)
         if itl_s is not None:
             self._metrics.itl_s.observe(itl_s)
         elif len(lifeline.token_s) == 1:
-            self._metrics.ttft_s.observe(lifeline.ttft_s or 0.0)  # there is one
+            told = stages_of(event)
+            if told is not None:
+                self._stages_s[index] = stages(now_s - self._arrived_s, self._requests.sent_s - self._arrived_s, told)
+            self._metrics.first_token(now_s - self._arrived_s, self._stages_s[index])
+
+    def _verdict(self) -> Verdict | None:
+        """The worst of all choices. None when the client went away, or had asked for what cannot be."""
+        if not self.finished:
+            return Verdict.ERROR if is_miss(self._error) else None
+        return min((self._tier.slo.verdict(lifeline) for lifeline in self._lifelines), key=list(Verdict).index)
 
     def _events(self, reply: Reply, updates: list[Update], opened: set[int], counts: bool) -> list[bytes]:
         """`counts`: each event says how many tokens its choice has."""
@@ -259,6 +287,14 @@ class Answer:
 
     def _too_late(self) -> DeadlineError:
         return DeadlineError(f"The request was not finished within {self._timeout_s:g} s. Ask for fewer tokens.")
+
+
+def is_miss(error: BaseException | None) -> bool:
+    """Whether a request that ended so counts against its SLO."""
+    if not isinstance(error, Exception):
+        return False
+    status = problem(error).status
+    return status >= 500 or status == 429
 
 
 def outcome(error: BaseException | None) -> Outcome:

@@ -6,6 +6,8 @@
 import os
 import secrets
 import time
+from collections.abc import Sequence
+from typing import Any
 
 from ray import serve
 from ray.serve.schema import LoggingConfig
@@ -13,11 +15,14 @@ from ray.serve.schema import LoggingConfig
 from pdmux_ray.config import AppConfig, require_profile
 from pdmux_ray.device.gpus import wants_gpu
 from pdmux_ray.errors import ConfigError
+from pdmux_ray.metrics.tiers import tiers_of
 from pdmux_ray.model.source import ModelFiles
 from pdmux_ray.serve.completions import ModelCard
+from pdmux_ray.serve.controller import Placement
 from pdmux_ray.serve.gateway import Gateway
 from pdmux_ray.serve.instance import Instance
 from pdmux_ray.serve.router import RouterSettings
+from pdmux_ray.serve.scaling import CONTROLLER, always_one, instances_between
 
 # Serve's own limits stay out of the way: the engine's queue is the one that is full (429), and it knows why.
 MAX_ONGOING_REQUESTS = 10_000
@@ -55,9 +60,10 @@ def build_app(args: AppConfig) -> serve.Application:
     )
     secret, instances, neighbours = _secret(args), [], 0
     for group in args.groups:
-        options = {"num_replicas": len(group.roles), "ray_actor_options": share | group.ray_actor_options}
+        options = {**_count(args, len(group.roles)), "ray_actor_options": share | group.ray_actor_options}
         deployment = template.options(name=group.name, **options)
-        instances.append(deployment.bind(files, args.engine, drain_s, group.roles, neighbours, secret))
+        keys_env = args.gateway.api_keys_env
+        instances.append(deployment.bind(files, args.engine, drain_s, group.roles, neighbours, secret, keys_env))
         neighbours += len(group.roles)
     return serve.deployment(
         Gateway,
@@ -69,7 +75,27 @@ def build_app(args: AppConfig) -> serve.Application:
         health_check_timeout_s=HEALTH_CHECK_TIMEOUT_S,
         graceful_shutdown_wait_loop_s=0.5,
         graceful_shutdown_timeout_s=drain_s + _SHUTDOWN_MARGIN_S,
-    ).bind(instances, card, args.gateway, RouterSettings.of(args))
+    ).bind(instances, card, args.gateway, RouterSettings.of(args), tiers_of(args), _controllers(args, instances))
+
+
+def _count(args: AppConfig, instances: int) -> dict[str, Any]:
+    """How many replicas a deployment of instances has: so many, or as the placement wants."""
+    replicas = args.placement.replicas if args.placement.enabled else None
+    return {"num_replicas": instances} if replicas is None else {"autoscaling_config": instances_between(replicas, instances)}
+
+
+def _controllers(args: AppConfig, instances: Sequence[serve.Application]) -> list[serve.Application]:
+    if not args.placement.enabled:
+        return []
+    deployment = serve.deployment(
+        Placement,
+        name=CONTROLLER,
+        autoscaling_config=always_one(),
+        ray_actor_options={"num_cpus": 0},  # it looks once a second
+        health_check_period_s=HEALTH_CHECK_PERIOD_S,
+        health_check_timeout_s=HEALTH_CHECK_TIMEOUT_S,
+    )
+    return [deployment.bind(instances, args)]
 
 
 def _secret(args: AppConfig) -> str | None:

@@ -28,9 +28,8 @@ from typing import Any, Protocol
 
 from pdmux_ray.errors import InstanceUnavailableError, RequestError
 from pdmux_ray.serve import wire
-from pdmux_ray.serve.known import LOAD_PERIOD_S
+from pdmux_ray.serve.known import HEARTBEAT_S, LOAD_PERIOD_S
 
-HEARTBEAT_S = 1.0  # both sides send at least this often
 SILENCE_LIMIT_S = 30.0  # a side that has heard nothing for so long hangs up
 MAX_FRAME_BYTES = 256 * 2**20
 MAX_UNSENT_BYTES = 64 * 2**20  # a gateway that does not read for so long is hung up on

@@ -14,9 +14,11 @@ from starlette.responses import Response
 
 from pdmux_ray.config import GatewayConfig
 from pdmux_ray.errors import ContextLengthError, RequestError
-from pdmux_ray.metrics.catalog import GatewayMetrics
+from pdmux_ray.metrics.gateway_metrics import GatewayMetrics
+from pdmux_ray.metrics.goodput import Verdict
+from pdmux_ray.metrics.tiers import Tier, tier_of
 from pdmux_ray.model.source import ModelFiles
-from pdmux_ray.serve.answer import Answer, outcome
+from pdmux_ray.serve.answer import Answer, is_miss, outcome
 from pdmux_ray.serve.dispatch import Dispatch
 from pdmux_ray.serve.generation import Choice, UsageAsked
 from pdmux_ray.serve.links import Link, Links
@@ -24,6 +26,7 @@ from pdmux_ray.serve.openai import ChatRequest, CompletionRequest, parse
 from pdmux_ray.serve.problems import UnknownModelError
 from pdmux_ray.serve.replies import ChatReply, CompletionReply, KeptNames, Reply
 from pdmux_ray.serve.sse import EventStream
+from pdmux_ray.serve.tracing import UNTRACED, Trace
 from pdmux_ray.text.stream import TextStream
 from pdmux_ray.text.tokenizer import Tokenizer
 from pdmux_ray.types import NewRequest
@@ -52,6 +55,7 @@ class Job:
     prompts: list[list[int]]
     default_max_tokens: int | None  # None: what the context leaves
     reply: Reply
+    tier: Tier
 
 
 class Completions:
@@ -73,31 +77,36 @@ class Completions:
         self._metrics = metrics
         self._request_ids = (f"{links.gateway_id}-{number}" for number in itertools.count())
 
-    async def chat(self, raw: bytes) -> Response:
+    async def chat(self, raw: bytes, trace: Trace = UNTRACED) -> Response:
         """POST /v1/chat/completions. Raises PdmuxError."""
-        return await self._run("chat", self._chat_job, raw)
+        return await self._run("chat", self._chat_job, raw, trace)
 
-    async def complete(self, raw: bytes) -> Response:
+    async def complete(self, raw: bytes, trace: Trace = UNTRACED) -> Response:
         """POST /v1/completions. Raises PdmuxError."""
-        return await self._run("completions", self._completion_job, raw)
+        return await self._run("completions", self._completion_job, raw, trace)
 
-    async def _run(self, endpoint: str, read: Callable[[bytes], Job], raw: bytes) -> Response:
-        arrived_s = time.monotonic()
+    async def _run(self, endpoint: str, read: Callable[[bytes], Job], raw: bytes, trace: Trace) -> Response:
+        arrived_s, job = time.monotonic(), None
         try:
             job = read(raw) if len(raw) <= INLINE_BYTES else await asyncio.to_thread(read, raw)
             link, choice = self._links.choose(job.prompts)
             requests, choices = self._plan(job, link, choice.prefill)
         except BaseException as error:
             self._metrics.ended(endpoint, outcome(error))
+            if job is not None and is_miss(error):
+                self._metrics.judged(job.tier.name, Verdict.ERROR)
             raise
         self._metrics.routed(choice)
+        trace.routed(choice)
         answer = Answer(
             endpoint,
             choices,
-            Dispatch(choices, requests, link, self._links, self._metrics),
+            Dispatch(choices, requests, link, self._links, self._metrics, trace),
             arrived_s=arrived_s,
             timeout_s=self._config.request_timeout_s,
             metrics=self._metrics,
+            trace=trace,
+            tier=job.tier,
         )
         return await self._serve(job, answer)
 
@@ -120,7 +129,10 @@ class Completions:
         body = self._checked(parse(ChatRequest, raw), 1)
         prompt = self._tokenizer.chat([message.as_template_input() for message in body.messages])
         _check_prompt(prompt, "messages")
-        return Job("chat", body, [prompt], self._config.default_max_tokens, self._reply(ChatReply, "chatcmpl", body))
+        reply = self._reply(ChatReply, "chatcmpl", body)
+        return Job(
+            "chat", body, [prompt], self._config.default_max_tokens, reply, tier_of(body.service_tier, self._metrics.tiers)
+        )
 
     def _completion_job(self, raw: bytes) -> Job:
         body = parse(CompletionRequest, raw)
@@ -129,7 +141,8 @@ class Completions:
         for prompt in prompts:
             _check_prompt(prompt, "prompt")
         default = self._config.default_max_tokens or COMPLETION_MAX_TOKENS
-        return Job("completions", body, prompts, default, self._reply(CompletionReply, "cmpl", body))
+        reply = self._reply(CompletionReply, "cmpl", body)
+        return Job("completions", body, prompts, default, reply, tier_of(body.service_tier, self._metrics.tiers))
 
     def _checked(self, body: Any, prompts: int) -> Any:
         if body.model != self._model.name:

@@ -7,15 +7,17 @@ the tokens so far. A token is a function of these alone, so the answer is the on
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 
 from pdmux_ray.errors import InstanceUnavailableError
-from pdmux_ray.metrics.catalog import GatewayMetrics, Resumption
+from pdmux_ray.metrics.gateway_metrics import GatewayMetrics, Resumption
 from pdmux_ray.serve.answer import PATIENCE_S
 from pdmux_ray.serve.generation import Choice
 from pdmux_ray.serve.links import Link, Links
 from pdmux_ray.serve.mailbox import Mailbox
+from pdmux_ray.serve.tracing import UNTRACED, Trace
 from pdmux_ray.serve.wire import Event
 from pdmux_ray.types import NewRequest
 
@@ -26,7 +28,13 @@ class Dispatch:
     """Implements `pdmux_ray.serve.answer.Requests`. Owner: the answer."""
 
     def __init__(
-        self, choices: Sequence[Choice], requests: Sequence[NewRequest], link: Link, links: Links, metrics: GatewayMetrics
+        self,
+        choices: Sequence[Choice],
+        requests: Sequence[NewRequest],
+        link: Link,
+        links: Links,
+        metrics: GatewayMetrics,
+        trace: Trace = UNTRACED,
     ) -> None:
         """`requests` of the choices, as they go to `link` first."""
         self._choices = choices
@@ -35,10 +43,12 @@ class Dispatch:
         self._prefill: tuple[str, ...] = ()  # instances that may have KV of the prompts; the requests name those of `link`
         self._links = links
         self._metrics = metrics
+        self._trace = trace
         self._mailbox = Mailbox(self.leave_all)
         self._running: dict[int, str] = {}  # choice index -> request id at `_link`
         self._submissions = 0
         self._deadline_s = 0.0
+        self.sent_s = 0.0
         self._tokens = 0  # of all choices, when an instance was lost last
         self._losses = 0  # since there have been so many
         self._avoided: set[str] = set()  # instances, as long
@@ -80,6 +90,7 @@ class Dispatch:
         self._mailbox = Mailbox(self.leave_all)
         requests = {choice.index: self._request(choice) for choice in self._choices if choice.finish is None}
         self._submissions += 1
+        self.sent_s = time.monotonic()
         async with asyncio.timeout_at(self._deadline_s + PATIENCE_S):
             left_s = self._deadline_s - asyncio.get_running_loop().time()
             await self._link.submit(requests, self._mailbox, left_s)
@@ -124,6 +135,7 @@ class Dispatch:
         self._link, choice = self._links.choose(self._known_tokens(), self._avoided)
         self._prefill = choice.prefill
         self._metrics.routed(choice)
+        self._trace.routed(choice)
         try:
             await self._submit()
         except InstanceUnavailableError:

@@ -67,7 +67,7 @@ class Choice:
         """The text that may be shown now. Sets `finish`."""
         if len(event) == 2:
             return self._push(event[1])
-        _, token, logprobs, finish, _, cached_tokens = event
+        _, token, logprobs, finish, _, cached_tokens, *_ = event
         if cached_tokens is not None and not self.tokens:  # else it is of an instance that goes on
             self.cached_tokens = cached_tokens
         shown = ""

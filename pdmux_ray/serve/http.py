@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
 import json
 import math
 from collections.abc import Awaitable, Callable, Sequence
@@ -16,7 +15,10 @@ from starlette.exceptions import HTTPException
 
 from pdmux_ray import __version__
 from pdmux_ray.errors import PdmuxError, RequestError
+from pdmux_ray.serve.answer import outcome
+from pdmux_ray.serve.keys import allowed
 from pdmux_ray.serve.problems import BodyTooLargeError, KeyRefusedError, Problem, UnknownModelError, from_status, problem
+from pdmux_ray.serve.tracing import CONTEXT_HEADERS, Headers, Trace
 
 BODY_S = 60.0  # a body that takes longer to come is given up
 TIMELINE_S = 60.0  # the part of a timeline that is told unless the client says
@@ -25,7 +27,7 @@ MAX_ADMIN_BYTES = 4096
 
 READ = ["GET", "HEAD"]
 
-Handler = Callable[[bytes], Awaitable[Response]]
+Handler = Callable[[bytes, Trace], Awaitable[Response]]
 
 
 class Backend(Protocol):
@@ -34,9 +36,12 @@ class Backend(Protocol):
     api_keys: frozenset[bytes]
     max_body_bytes: int
 
-    async def chat(self, raw: bytes) -> Response: ...
+    async def chat(self, raw: bytes, trace: Trace) -> Response: ...
 
-    async def complete(self, raw: bytes) -> Response: ...
+    async def complete(self, raw: bytes, trace: Trace) -> Response: ...
+
+    def trace(self, path: str, headers: Headers) -> Trace:
+        """Of a request that has just come; `headers`: those of CONTEXT_HEADERS."""
 
     def models(self) -> list[dict[str, Any]]: ...
 
@@ -44,6 +49,9 @@ class Backend(Protocol):
         """Whether requests can be served now, and what is wrong by instance."""
 
     def exposition(self) -> bytes: ...
+
+    async def targets(self) -> list[dict[str, Any]]:
+        """Where each process of the application has its metrics, for Prometheus' HTTP service discovery."""
 
     async def timeline(self, instance: str | None, seconds: float) -> bytes:
         """A trace, as JSON, of the last `seconds`. Raises RequestError, InstanceUnavailableError."""
@@ -68,10 +76,10 @@ def build_http_app(gateway: Backend) -> FastAPI:
     keyed = [Depends(_key_check(gateway.api_keys))]
 
     async def chat(request: Request) -> Response:
-        return await _answer(gateway.chat, request, gateway.max_body_bytes)
+        return await _answer(gateway, gateway.chat, request)
 
     async def complete(request: Request) -> Response:
-        return await _answer(gateway.complete, request, gateway.max_body_bytes)
+        return await _answer(gateway, gateway.complete, request)
 
     async def models() -> dict[str, Any]:
         return {"object": "list", "data": gateway.models()}
@@ -86,21 +94,31 @@ def build_http_app(gateway: Backend) -> FastAPI:
     async def version() -> dict[str, str]:
         return {"version": __version__}
 
-    async def metrics() -> Response:
-        return PlainTextResponse(gateway.exposition(), media_type=CONTENT_TYPE_LATEST)
-
     for path, endpoint, methods, dependencies in (
         ("/v1/chat/completions", chat, ["POST"], keyed),
         ("/v1/completions", complete, ["POST"], keyed),
         ("/v1/models", models, READ, keyed),
         ("/v1/models/{model_id:path}", model, READ, keyed),
-        ("/metrics", metrics, READ, keyed),
         ("/health", health, READ, []),
         ("/version", version, READ, []),
     ):
         app.add_api_route(path, endpoint, methods=methods, dependencies=dependencies, response_model=None)
+    _add_metrics(app, gateway, keyed)
     _add_admin(app, gateway, keyed)
     return app
+
+
+def _add_metrics(app: FastAPI, gateway: Backend, keyed: Sequence[Any]) -> None:
+    """What this gateway knows, and where each process tells its own."""
+
+    async def metrics() -> Response:
+        return PlainTextResponse(gateway.exposition(), media_type=CONTENT_TYPE_LATEST)
+
+    async def targets() -> Response:
+        return JSONResponse(await gateway.targets())
+
+    app.add_api_route("/metrics", metrics, methods=READ, dependencies=keyed, response_model=None)
+    app.add_api_route("/metrics/targets", targets, methods=READ, dependencies=keyed, response_model=None)
 
 
 def _add_admin(app: FastAPI, gateway: Backend, keyed: Sequence[Any]) -> None:
@@ -155,14 +173,17 @@ def _seconds(text: str | None) -> float:
     return seconds
 
 
-async def _answer(handler: Handler, request: Request, max_body_bytes: int) -> Response:
+async def _answer(gateway: Backend, handler: Handler, request: Request) -> Response:
+    trace = gateway.trace(request.url.path, {name: request.headers.getlist(name) for name in CONTEXT_HEADERS})
     try:
-        return await handler(await _body(request, max_body_bytes))
-    except Exception as error:
-        known = problem(error)
-        if known.status == 500:
+        response = await handler(await _body(request, gateway.max_body_bytes), trace)
+    except BaseException as error:
+        trace.ended(outcome(error), error)
+        if not isinstance(error, Exception) or (known := problem(error)).status == 500:
             raise
-        return _response(known)
+        response = _response(known)
+    response.headers.update(trace.headers)
+    return response
 
 
 async def _body(request: Request, max_bytes: int) -> bytes:
@@ -189,12 +210,7 @@ async def _body(request: Request, max_bytes: int) -> bytes:
 
 def _key_check(keys: frozenset[bytes]) -> Callable[[Request], Awaitable[None]]:
     async def check(request: Request) -> None:
-        if not keys:
-            return
-        scheme, _, token = request.headers.get("authorization", "").partition(" ")
-        given = token.strip().encode("latin-1")
-        # Every key is compared, in constant time, so that the time taken tells nothing.
-        if scheme.lower() != "bearer" or not sum(hmac.compare_digest(given, key) for key in keys):
+        if not allowed(keys, request.headers.get("authorization", "")):
             raise KeyRefusedError("A valid API key is needed: send it as `Authorization: Bearer <key>`.")
 
     return check

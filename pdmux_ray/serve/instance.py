@@ -7,7 +7,7 @@ import gc
 import logging
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +26,17 @@ from pdmux_ray.engine.runner import LaneRunner, Runner
 from pdmux_ray.engine.timeline import PAGE
 from pdmux_ray.errors import InstanceUnavailableError, PdmuxError, RequestError
 from pdmux_ray.latency.loading import load_costs
+from pdmux_ray.metrics.catalog import Component
+from pdmux_ray.metrics.exporter import load_figures, registry_of, step_histograms
 from pdmux_ray.model.source import ModelFiles
 from pdmux_ray.serve import wire
 from pdmux_ray.serve.channel import Switchboard
+from pdmux_ray.serve.keys import api_keys
+from pdmux_ray.serve.mirror import OF_INSTANCE, Mirror
 from pdmux_ray.serve.node_address import bind_calls_to_node_address
 from pdmux_ray.serve.peers import Peers, Pooled, Who, model_digest, open_peers
 from pdmux_ray.serve.router import one_pass_tokens
+from pdmux_ray.serve.scrape_port import ScrapePort
 from pdmux_ray.text.tokenizer import Tokenizer
 from pdmux_ray.types import Role, TokenEvent
 
@@ -49,10 +54,11 @@ class Instance:
         roles: Sequence[Role],
         neighbours: int,
         secret: str | None,
+        api_keys_env: str | None,
     ) -> None:
         """When the replica is to stop, its requests have `drain_s` to finish. `roles`: by rank. `neighbours`: so many instances
         of other deployments may be on this machine. `secret`: of the fleet, between whose instances KV may go; None: each is
-        by itself."""
+        by itself. `api_keys_env`: with the keys that its metrics ask for."""
         bind_calls_to_node_address()
         limit_spinning()  # to prepare a model imports torch
         model_dir = await asyncio.to_thread(model.here)
@@ -60,7 +66,10 @@ class Instance:
         self._id = str(context.replica_id.unique_id)
         self._host = ray.util.get_node_ip_address()
         self._roles = roles
+        self._neighbours = neighbours
+        self._rank = neighbours + context.rank.rank  # of the topology's instances
         self._role = self._first_role = self._role_of(context.rank)
+        self._role_changes = 0
         with own_cores(neighbours + context.rank.local_rank, config.threads):
             runner = build_runner(model_dir, config)
         facts = Tokenizer.load(model_dir).facts
@@ -83,14 +92,25 @@ class Instance:
         self._switchboard = Switchboard(self)
         self._engine.start()
         await self._switchboard.open(self._host)
+        self._open_metrics(api_keys(api_keys_env))
 
     async def reconfigure(self, user_config: object, rank: ReplicaRank) -> None:
         """Called by Serve, also when it gives ranks anew: who replaces one that takes long to end begins with a rank behind all
         others. The role follows, unless the instance was given another one meanwhile."""
+        self._rank = self._neighbours + rank.rank
         first = self._role_of(rank)
         if self._role is self._first_role:
-            self._role = first
+            self._take(first)
         self._first_role = first
+
+    def _open_metrics(self, keys: Collection[bytes]) -> None:
+        registry = registry_of(Component.INSTANCE, self._exported, step_histograms(self._engine.timeline.times))
+        self._scrape_port = ScrapePort(registry, self._host, keys)
+        self._mirror = Mirror(registry, OF_INSTANCE)
+
+    def _take(self, role: Role) -> None:
+        self._role_changes += role is not self._role
+        self._role = role
 
     def _role_of(self, rank: ReplicaRank) -> Role:
         place: int = rank.rank
@@ -101,12 +121,14 @@ class Instance:
         limits = self._engine.limits
         return {
             "instance_id": self._id,
+            "rank": self._rank,
             "address": (self._host, self._switchboard.port, self._switchboard.token),
             "context_length": limits.context_length,
             "vocab_size": limits.vocab_size,
             "max_waiting": limits.max_waiting,
             "ailing": self._engine.defect() is not None,  # a stall shows in the load figures, and so does its end
             "kv_address": self._peers.address if self._peers else None,
+            "metrics_address": self._scrape_port.address,
             **self._device,
         }
 
@@ -135,9 +157,18 @@ class Instance:
         return wire.pack_load(self._engine.load())
 
     def figures(self) -> wire.Figures:
+        """From any thread."""
         predicted = self._costs.figures().exported() if self._costs else {}
         moved = self._peers.figures() if self._peers else {}
-        return {**self._engine.counters.figures(), **self._units, **predicted, **moved}
+        role: wire.Figures = {
+            "pdmux_role": {role.value: float(role is self._role) for role in Role},
+            "pdmux_role_changes_total": self._role_changes,
+        }
+        return {**self._engine.figures(), **self._units, **predicted, **moved, **role}
+
+    def _exported(self) -> wire.Figures:
+        """With the load, which goes to gateways with every step."""
+        return {**load_figures(self._engine.load()), **self.figures()}
 
     def timeline(self, first: int, seconds: float) -> wire.TimelinePage:
         ring, now_s = self._engine.timeline, self._clock.now()
@@ -156,7 +187,7 @@ class Instance:
         if role not in {known.value for known in Role}:
             return wire.pack_refusal(RequestError(f"{role!r} is no role. There are mux, prefill and decode.", "role"))
         log.info("Instance %s: role %s, before %s", self._id, role, self._role.value)
-        self._role = Role(role)
+        self._take(Role(role))
         return None
 
     def meet(self, peers: Mapping[str, str]) -> None:
@@ -165,13 +196,15 @@ class Instance:
 
     async def __del__(self) -> None:
         """Awaited by Serve when the replica is to stop."""
-        if hasattr(self, "_switchboard"):  # not when the constructor failed
+        if hasattr(self, "_mirror"):  # not when the constructor failed
             end_s = time.monotonic() + self._drain_s
             await self._switchboard.drain(self._drain_s)
             if self._peers is not None:
                 await asyncio.to_thread(self._peers.close, end_s - time.monotonic())
             await asyncio.to_thread(self._engine.close)
             self._switchboard.close()
+            self._mirror.close()
+            await asyncio.to_thread(self._scrape_port.close)
 
     def _for_clients(self, error: PdmuxError) -> PdmuxError:
         """What is wrong inside stays in this log."""

@@ -13,6 +13,7 @@ from pdmux_ray.policy.views import InstanceView, Queued
 from pdmux_ray.types import Load, Role
 
 LOAD_PERIOD_S = 0.1  # figures of a load that changes are no older, also when no step has news for this gateway
+HEARTBEAT_S = 1.0  # and in any case an instance says something so often
 SHOWN_S = 0.05  # a prompt shows in the figures of who prefills it from so long on
 SHOWN_THERE_S = 0.25  # and when it comes there by way of another instance
 

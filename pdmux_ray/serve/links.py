@@ -1,4 +1,5 @@
-"""A gateway's links to the instances: finds them, keeps a line to each, hands each token to whoever waits for it.
+"""Links to the instances, of a gateway or of the placement controller: finds them, keeps a line to each, hands each token to
+whoever waits for it.
 
 Knows nothing of ray: who lists the instances is given to it.
 """
@@ -20,6 +21,7 @@ from pdmux_ray.serve import wire
 from pdmux_ray.serve.channel import Line
 from pdmux_ray.serve.known import Promises, Standing, view_of
 from pdmux_ray.serve.mailbox import Mailbox
+from pdmux_ray.serve.placer import Seen
 from pdmux_ray.serve.router import Candidate, Device, Router, bandwidth_of
 from pdmux_ray.types import Load, NewRequest, Role
 
@@ -44,8 +46,10 @@ class Link:
         self.vocab_size: int = description["vocab_size"]
         self.max_waiting: int = description["max_waiting"]
         self.ailing: bool = description["ailing"]  # the engine's own word, of the last discovery round
+        self.rank: int = description["rank"]  # of the topology's instances; Serve may give it anew
         self.device = Device.of(description)
         self.kv_address: str | None = description["kv_address"]
+        self.metrics_address: str = description["metrics_address"]
         self.role: Role | None = None  # None until the line is up
         self.peers: frozenset[str] = frozenset()  # instances that it can get KV from
         self.load: Load | None = None  # None until the line is up
@@ -92,6 +96,13 @@ class Link:
 
     def candidate(self) -> Candidate:
         return Candidate(self.view(), self.device, self.load.total_pages if self.load else 0, self.figures)
+
+    def seen(self, limits: FitnessLimits) -> Seen:
+        """For the placement."""
+        fit, device = unfit(self.view(), limits) is None, self.device
+        return Seen(
+            self.instance_id, self.rank, self.role, self.load, self.load_s, device.layers, device.units, fit, self.figures
+        )
 
     def trouble(self, limits: FitnessLimits) -> str | None:
         """Why it is given no requests, in words that a client may read; None when it is."""
@@ -179,12 +190,16 @@ class Links:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def loads(self) -> dict[str, Load]:
-        """Instance id -> its newest load figures."""
-        return {link.instance_id: link.load for link in self.by_id.values() if link.load is not None}
+        """Instance id -> its newest load figures. From any thread."""
+        return {link.instance_id: link.load for link in list(self.by_id.values()) if link.load is not None}
 
     def figures(self) -> dict[str, wire.Figures]:
-        """Instance id -> its engine's counters."""
+        """Instance id -> its other figures."""
         return {link.instance_id: link.figures for link in self.by_id.values()}
+
+    def metrics_addresses(self) -> dict[str, str]:
+        """Instance id -> where it tells all of its figures."""
+        return {link.instance_id: link.metrics_address for link in self.by_id.values()}
 
     def context_length(self) -> int | None:
         """Tokens, as the instances say; None while none is linked."""
@@ -213,6 +228,10 @@ class Links:
         left_s = self._router.left_s(choice, len(longest))
         self.by_id[prefills].promise(tokens + sum(map(len, prompts)) - len(longest), left_s, bool(choice.prefill))
         return self.by_id[choice.instance_id], choice
+
+    def seen(self) -> list[Seen]:
+        """All instances, for the placement."""
+        return [link.seen(self._limits) for link in self.by_id.values()]
 
     def listing(self) -> list[dict[str, Any]]:
         """All instances, for people."""
@@ -283,7 +302,7 @@ class Links:
         instance_id = description["instance_id"]
         link = self.by_id.get(instance_id)
         if link is not None:
-            link.ailing = description["ailing"]
+            link.ailing, link.rank = description["ailing"], description["rank"]
             return
         failure = self._failures.get(instance_id)
         if failure is None or time.monotonic() >= failure.again_s:

@@ -24,9 +24,7 @@ from pdmux_ray.errors import RequestError
 from pdmux_ray.serve.generation import UsageAsked
 from pdmux_ray.types import MAX_LOGPROBS, SamplingParams
 
-INERT = frozenset(
-    {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"}
-)
+INERT = frozenset({"user", "metadata", "store", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"})
 
 # Field -> the values that ask for nothing.
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
@@ -102,6 +100,7 @@ class _Body(BaseModel):
     temperature: float | None = None
     top_p: float | None = None
     seed: int | None = None
+    service_tier: str | None = None  # which SLO it is judged by (`metrics.tiers`)
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     # Beyond OpenAI, under the names vLLM gave them.

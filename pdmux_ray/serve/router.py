@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from pdmux_ray.config import AppConfig, EngineConfig, RoutingConfig
-from pdmux_ray.engine.fake_runner import linear_costs
 from pdmux_ray.latency.loading import as_told, read_costs
 from pdmux_ray.policy.admission import TtftObjective
 from pdmux_ray.policy.decisions import RouteChoice, RouteReason
@@ -22,6 +21,7 @@ from pdmux_ray.policy.routing import FitnessLimits, RouteAsk, RouteLimits, choos
 from pdmux_ray.policy.views import CostModel, InstanceCosts, InstanceView
 from pdmux_ray.serve.prefixes import PrefixIndex
 from pdmux_ray.serve.wire import Figures
+from pdmux_ray.sim.faked import faked
 from pdmux_ray.types import Mode
 
 SILENCE_S = 5.0  # an instance that sends nothing for so long (heartbeats come every second) is not given requests
@@ -64,7 +64,9 @@ class RouterSettings:
 
     @classmethod
     def of(cls, config: AppConfig) -> RouterSettings:
-        return cls(config.gateway.routing, config.engine, config.topology is not None, len(config.roles))
+        replicas = config.placement.replicas if config.placement.enabled else None
+        instances = len(config.roles) if replicas is None else replicas.min
+        return cls(config.gateway.routing, config.engine, config.topology is not None, instances)
 
 
 class Router:
@@ -87,7 +89,7 @@ class Router:
             math.inf if objectives.ttft_s is None else objectives.ttft_s, objectives.ttft_s_per_token
         )
         self._settings = settings
-        self._model = model or _model(engine)
+        self._model = model or model_of(engine)
         self._index = PrefixIndex(engine.page_size, PREFIX_LIFETIME_S)
         self._clock = clock
         self._rng = rng or random.Random()
@@ -160,10 +162,9 @@ def _number(figures: Figures, name: str) -> float:
     return value if isinstance(value, float | int) else 0.0
 
 
-def _model(engine: EngineConfig) -> CostModel | None:
-    """Of any of the instances, which are alike: each of them checks that the profile is of its device."""
+def model_of(engine: EngineConfig) -> CostModel | None:
+    """The latency model of any of the instances, which are alike: each of them checks that the profile is of its device."""
     if engine.device == "fake":
-        fake = engine.fake
-        return linear_costs(fake.step_s, fake.prefill_s_per_token, fake.layers, fake.units)
+        return faked(engine.fake).costs
     profile = engine.multiplex.profile
     return read_costs(Path(profile).expanduser()) if profile else None

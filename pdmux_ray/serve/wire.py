@@ -3,14 +3,13 @@
 load        the fields of `types.Load`, in order
 event       `(request_id, token)` in the common case, else `(request_id, token, logprobs, finish, error, cached_tokens)` as in
             `types.TokenEvent`, where logprobs is `(logprob, ((token id, logprob), ...))`, finish a `FinishReason` value and
-            error `(class name, message)`
+            error `(class name, message)`; with a first token `stage_s` besides
 submission  `{"left_s": seconds until the deadline, "prefill": [instance ids to get the prompts' KV from, best first],
             "prompts": [[token ids, [[request_id, sampling params, generated], ...]], ...]}`: each distinct prompt once;
             generated are the tokens that another instance has made, or null. Seconds left, because the two ends' clocks have
             nothing in common.
 standing    `[role, [instance ids that KV can be had from now]]`
-figures     `engine.counters.Counters.figures()` and `unit_figures()`; `latency.correction.Figures.exported()` where a profile
-            is used, and `serve.peers.Peers.figures()` where there is a topology
+figures     by the names of `metrics.catalog`: `Instance.figures()`
 refusal     `(class name, message, attributes)` of the error
 timeline    `{"now_s": the engine's clock, "units": of its device, "records": of `engine.timeline`, a page of them,
             "more": whether there are others after them}`
@@ -41,7 +40,7 @@ from pdmux_ray.types import Load, NewRequest, SamplingParams, TokenEvent
 # 6  an instance has a role and peers, and a submission may say from which of them to get KV; a request may go on after tokens
 #    that another instance has made
 # 7  a timeline's step tells what burst it is one of
-# 8  and how long it might wait for a block
+# 8  the event of a first token tells where its time went; a timeline's step, how long it might wait for a block
 VERSION = 8
 
 Event: TypeAlias = Sequence[Any]
@@ -63,7 +62,7 @@ def pack_event(event: TokenEvent) -> Event:
     logprobs = event.logprobs
     if logprobs is None and event.finish is None and event.cached_tokens is None:
         return (event.request_id, event.token)
-    return (
+    packed = (
         event.request_id,
         event.token,
         (logprobs.logprob, logprobs.top) if logprobs is not None else None,
@@ -71,6 +70,12 @@ def pack_event(event: TokenEvent) -> Event:
         (event.error_type, event.error) if event.error is not None else None,
         event.cached_tokens,
     )
+    return packed if event.stage_s is None else (*packed, event.stage_s)
+
+
+def stages_of(event: Event) -> tuple[float, float, float] | None:
+    """Of the event of a first token: `types.TokenEvent.stage_s`. None of another one."""
+    return tuple(event[6]) if len(event) > 6 else None
 
 
 def is_last(event: Event) -> bool:

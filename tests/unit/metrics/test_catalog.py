@@ -1,93 +1,58 @@
+"""The catalog keeps Prometheus' conventions, and the document is made from it."""
+
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Histogram, generate_latest
-from prometheus_client.parser import text_string_to_metric_families
+import re
+from itertools import pairwise
+from pathlib import Path
 
-from pdmux_ray.clock import VirtualClock
-from pdmux_ray.engine.counters import Counters, unit_figures
-from pdmux_ray.engine.fake_runner import FakeRunner
-from pdmux_ray.latency.correction import Figures
-from pdmux_ray.metrics.catalog import TOKEN_BUCKETS_S, GatewayMetrics, LatencyHistogram
-from pdmux_ray.policy.decisions import RouteChoice, RouteReason, StepReason
-from pdmux_ray.types import FinishReason, Mode
+import pytest
 
+from pdmux_ray.metrics.catalog import CATALOG, Kind, Metric
+from pdmux_ray.metrics.reference import markdown
 
-def test_every_counter_of_an_engine_is_exported_per_instance() -> None:
-    counters = Counters(preemptions=3, prefill_tokens=40)
-    counters.steps_by_reason[next(iter(StepReason))] = 5
-    counters.finished[FinishReason.STOP] = 2
-    text = GatewayMetrics("g", dict, lambda: {"one": counters.figures(), "two": {}}).exposition().decode()
-    samples = {
-        (sample.name, sample.labels.get("reason")): (sample.labels["instance"], sample.value)
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-        if "instance" in sample.labels
-    }
-    assert {name for name, _ in samples} == set(counters.figures())
-    assert samples["pdmux_preemptions_total", None] == ("one", 3)
-    assert samples["pdmux_prefill_tokens_total", None] == ("one", 40)
-    assert samples["pdmux_engine_finished_total", "stop"] == ("one", 2)
-    assert samples["pdmux_steps_total", next(iter(StepReason)).value] == ("one", 5)
+ROOT = Path(__file__).parents[3]
+# Whose values are few and known beforehand: enums of the project, tiers of a config, splits of a device.
+LABELS = {
+    *("endpoint", "outcome", "reason", "mode", "kind", "split", "lane", "owner", "role", "state", "stage", "tier", "verdict"),
+    "phase",
+}
+
+metrics = pytest.mark.parametrize("metric", CATALOG.values(), ids=lambda metric: metric.name)
 
 
-def test_drift_and_modes_are_exported_of_the_instances_that_have_them() -> None:
-    counters = Counters()
-    counters.steps_by_mode[Mode.SPLIT] = 7
-    learned = Figures(drifting=2, correction=1.25, observed=900, exceeded=9, factors={"decode": (1.1, 1.3)})
-    text = GatewayMetrics("g", dict, lambda: {"one": counters.figures() | learned.exported(), "two": Counters().figures()})
-    lines = text.exposition().decode().splitlines()
-    assert 'pdmux_mode_steps_total{gateway="g",instance="one",mode="split"} 7.0' in lines
-    about = [line for line in lines if not line.startswith("#") and line.split("{")[0] in learned.exported()]
-    assert sorted(about) == [
-        'pdmux_bound_factor{gateway="g",instance="one",kind="decode"} 1.3',
-        'pdmux_correction_factor{gateway="g",instance="one"} 1.25',
-        'pdmux_drifting_cells{gateway="g",instance="one"} 2.0',
-        'pdmux_exceeded_bounds_total{gateway="g",instance="one"} 9.0',
-        'pdmux_predicted_times_total{gateway="g",instance="one"} 900.0',
-        'pdmux_prediction_factor{gateway="g",instance="one",kind="decode"} 1.1',
-    ]
+@metrics
+def test_a_name_is_in_base_units_and_ends_as_prometheus_wants(metric: Metric) -> None:
+    assert re.fullmatch(r"pdmux(_[a-z]+)+", metric.name)
+    assert metric.name.endswith("_total") == (metric.kind is Kind.COUNTER)
+    assert not re.search(r"_(ms|us|milliseconds|kb|mib|percent)(_|$)", metric.name)
+    assert ("seconds" in metric.name) == metric.unit.startswith("seconds")
 
 
-def test_the_units_that_lanes_really_have_are_exported_by_split() -> None:
-    device = FakeRunner(pages=4, page_size=4, step_s=0.1, prefill_s_per_token=0.0, clock=VirtualClock(), layers=2, units=3)
-    lines = GatewayMetrics("g", dict, lambda: {"one": unit_figures(device)}).exposition().decode().splitlines()
-    assert [line for line in lines if line.startswith(("pdmux_units", "pdmux_prefill_units", "pdmux_decode_units"))] == [
-        'pdmux_units{gateway="g",instance="one"} 3.0',
-        'pdmux_prefill_units{gateway="g",instance="one",split="2/1"} 2.0',
-        'pdmux_prefill_units{gateway="g",instance="one",split="1/2"} 1.0',
-        'pdmux_decode_units{gateway="g",instance="one",split="2/1"} 1.0',
-        'pdmux_decode_units{gateway="g",instance="one",split="1/2"} 2.0',
-    ]
+@metrics
+def test_a_label_has_few_values_and_none_names_a_process_or_a_request(metric: Metric) -> None:
+    assert set(metric.labels) <= LABELS
 
 
-def test_routes_are_counted_by_reason_and_their_predictions_are_kept() -> None:
-    metrics = GatewayMetrics("g", dict, dict)
-    metrics.routed(RouteChoice("one", RouteReason.LOCAL, predicted_ttft_s=0.25))
-    metrics.routed(RouteChoice("one", RouteReason.TIE))
-    lines = metrics.exposition().decode().splitlines()
-    assert 'pdmux_routed_requests_total{gateway="g",reason="local"} 1.0' in lines
-    assert 'pdmux_routed_requests_total{gateway="g",reason="tie"} 1.0' in lines
-    assert 'pdmux_predicted_time_to_first_token_seconds_sum{gateway="g"} 0.25' in lines
-    assert 'pdmux_predicted_time_to_first_token_seconds_count{gateway="g"} 1.0' in lines
+@metrics
+def test_what_a_metric_means_is_a_sentence_and_formulas_can_name_it(metric: Metric) -> None:
+    assert metric.meaning.endswith(".")
+    assert metric.symbol
+    assert "|" not in metric.meaning
 
 
-def test_a_latency_histogram_is_exported_as_the_library_would_export_it() -> None:
-    values = (0.0, 0.005, 0.0050001, 0.3, 5.0, 7.5)
-    library = CollectorRegistry()
-    theirs = Histogram("x_seconds", "Meaning.", ("gateway",), buckets=TOKEN_BUCKETS_S, registry=library).labels("g")
-    mine, ours = CollectorRegistry(), LatencyHistogram("x_seconds", "Meaning.", TOKEN_BUCKETS_S, "g")
-    mine.register(ours)
-    for value in values:
-        theirs.observe(value)
-        ours.observe(value)
+@metrics
+def test_a_histogram_and_nothing_else_has_buckets_in_ascending_order(metric: Metric) -> None:
+    assert bool(metric.buckets) == (metric.kind is Kind.HISTOGRAM)
+    assert all(below < above for below, above in pairwise(metric.buckets))
 
-    def samples(registry: CollectorRegistry) -> dict[tuple[str, str | None], float]:
-        families = text_string_to_metric_families(generate_latest(registry).decode())
-        return {
-            (sample.name, sample.labels.get("le")): sample.value
-            for family in families
-            for sample in family.samples
-            if not sample.name.endswith("_created")
-        }
 
-    assert samples(mine) == samples(library)
+def test_every_symbol_is_used_once() -> None:
+    symbols = [metric.symbol for metric in CATALOG.values()]
+    assert sorted(symbols) == sorted(set(symbols))
+
+
+def test_the_document_is_the_one_that_the_catalog_makes() -> None:
+    assert (ROOT / "docs/metrics.md").read_text(encoding="utf-8") == markdown(), (
+        "run python -m pdmux_ray.metrics.reference > docs/metrics.md"
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pdmux_ray.metrics.catalog import GatewayMetrics
+from pdmux_ray.metrics.gateway_metrics import GatewayMetrics
 
 
 class Letters:

@@ -12,6 +12,7 @@ from starlette.responses import JSONResponse, Response
 
 from pdmux_ray.errors import RequestError
 from pdmux_ray.serve import http
+from pdmux_ray.serve.tracing import UNTRACED, Headers, Trace
 
 
 class Echo:
@@ -23,10 +24,13 @@ class Echo:
         self.api_keys = frozenset(keys)
         self.role = "mux"
 
-    async def chat(self, raw: bytes) -> Response:
+    async def chat(self, raw: bytes, trace: Trace) -> Response:
         return JSONResponse({"bytes": len(raw)})
 
     complete = chat
+
+    def trace(self, path: str, headers: Headers) -> Trace:
+        return UNTRACED
 
     def models(self) -> list[dict[str, Any]]:
         return [{"id": "m"}]
@@ -36,6 +40,9 @@ class Echo:
 
     def exposition(self) -> bytes:
         return b""
+
+    async def targets(self) -> list[dict[str, Any]]:
+        return [{"targets": ["127.0.0.1:1"], "labels": {"component": "gateway"}}]
 
     def instances(self) -> list[dict[str, Any]]:
         return [{"id": "one", "role": self.role}]
@@ -47,6 +54,10 @@ class Echo:
 
     async def timeline(self, instance: str | None, seconds: float) -> bytes:
         return f'["{instance}", {seconds}]'.encode()
+
+
+KEYED = ["/v1/models", "/v1/models/m", "/metrics", "/metrics/targets", "/debug/timeline"]
+PATHS = ["/health", "/version", *KEYED]
 
 
 def client(*keys: bytes) -> httpx.AsyncClient:
@@ -88,7 +99,7 @@ async def test_a_compressed_body_is_refused_as_such(encoding: str, status: int) 
     assert status == 200 or reply.json()["error"]["code"] == "unsupported_media_type"
 
 
-@pytest.mark.parametrize("path", ["/health", "/version", "/v1/models", "/v1/models/m", "/metrics", "/debug/timeline"])
+@pytest.mark.parametrize("path", PATHS)
 async def test_what_can_be_read_can_be_asked_for_its_head(path: str) -> None:
     async with client() as to:
         assert (await to.head(path)).status_code == 200
@@ -150,3 +161,15 @@ async def test_roles_ask_for_a_key() -> None:
     async with client(b"k") as to:
         assert (await to.get("/admin/instances")).status_code == 401
         assert (await to.post("/admin/role", json={"instance": "one", "role": "prefill"})).status_code == 401
+
+
+@pytest.mark.parametrize("path", KEYED)
+async def test_what_tells_of_traffic_asks_for_a_key(path: str) -> None:
+    async with client(b"k1") as to:
+        assert (await to.get(path)).status_code == 401
+        assert (await to.get(path, headers={"authorization": "Bearer k1"})).status_code == 200
+
+
+async def test_targets_are_in_the_form_of_prometheus_service_discovery() -> None:
+    async with client() as to:
+        assert (await to.get("/metrics/targets")).json() == [{"targets": ["127.0.0.1:1"], "labels": {"component": "gateway"}}]

@@ -37,7 +37,9 @@ class Fleet:
             "vocab_size": 100,
             "max_waiting": 8,
             "ailing": False,
+            "rank": len(self.listed),
             "kv_address": f"{instance_id}:1",
+            "metrics_address": f"{instance_id}:2",
             "layers": 8,
             "units": 1,
             "one_pass_tokens": 64.0,
@@ -80,6 +82,19 @@ async def test_one_unwell_instance_of_several_closes_nothing_and_is_named() -> N
             await until(lambda: found.open() and len(found.by_id) == 2 and len(found.loads()) == 2)
             assert found.troubles() == {"unwell": "its engine is not well; its log says why"}
             assert {found.choose(PROMPT)[0].instance_id for _ in range(10)} == {"well"}
+
+
+async def test_the_placement_sees_each_instance_by_its_newest_rank_and_whether_it_is_fit() -> None:
+    fleet = Fleet()
+    async with switchboard(fleet, "well"), switchboard(fleet, "unwell"), linked(fleet) as found:
+        await until(lambda: len(found.loads()) == 2)
+        assert [(each.instance_id, each.rank, each.role, each.fit) for each in found.seen()] == [
+            ("well", 0, Role.MUX, True),
+            ("unwell", 1, Role.MUX, True),
+        ]
+        fleet.listed[1] |= {"ailing": True, "rank": 5}
+        await until(lambda: found.seen()[1].rank == 5)
+        assert not found.seen()[1].fit
 
 
 async def test_when_all_instances_are_leaving_it_is_not_open_and_says_so() -> None:

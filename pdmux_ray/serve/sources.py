@@ -1,0 +1,153 @@
+"""Where the placement controller has its figures from: the instances themselves, or a Prometheus that scrapes them.
+
+Both give the same ones: rates of what the instances have computed, over WINDOW_S, and what they have to do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+from pdmux_ray.metrics.prometheus import PrometheusError, Series
+from pdmux_ray.policy.demand import FleetFigures
+from pdmux_ray.serve.placer import Seen
+from pdmux_ray.serve.wire import Figures
+from pdmux_ray.types import Role
+
+WINDOW_S = 15.0  # of the rates; the recording rules have it in their names
+LEAST_S = 5.0  # of it that must have passed, for the first rates
+
+PREFILL, GENERATED, FINISHED = (
+    f"app:pdmux_{what}:rate{WINDOW_S:.0f}s" for what in ("prefill_tokens", "engine_generated_tokens", "engine_finished")
+)
+RUNNING, WAITING, DECODING, CONTEXT, QUEUED = (
+    f"role:pdmux_{what}:sum"
+    for what in ("running_requests", "waiting_requests", "decoding_requests", "decode_context_tokens", "queued_prefill_tokens")
+)
+RULES = (PREFILL, GENERATED, FINISHED, RUNNING, WAITING, DECODING, CONTEXT, QUEUED)
+
+log = logging.getLogger("ray.serve")
+
+
+class _Totals(NamedTuple):
+    prefill_tokens: float = 0.0
+    generated_tokens: float = 0.0
+    finished: float = 0.0
+
+    def plus(self, now: _Totals, before: _Totals) -> _Totals:
+        """With what was done since."""
+        return _Totals(*(mine + max(b - a, 0.0) for mine, b, a in zip(self, now, before, strict=True)))
+
+
+class Window:
+    """The figures of the instances themselves. Owner: whoever looks, about once a second."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, _Totals] = {}  # by instance, of those that there were at the last look
+        self._sums: deque[tuple[float, _Totals]] = deque()  # of all, since the begin, by when; the oldest is WINDOW_S old
+
+    def take(self, now: float, seen: Sequence[Seen]) -> FleetFigures | None:
+        """Of those that can be given requests; None when there are none, or for the first seconds."""
+        fit = [each for each in seen if each.fit and each.load is not None]
+        self._count(now, fit)
+        (then, before), (_, total) = self._sums[0], self._sums[-1]
+        if not fit or now - then < LEAST_S:
+            return None
+        prefilled, generated, finished = ((b - a) / (now - then) for a, b in zip(before, total, strict=True))
+        loads = [(each.role, each.load) for each in fit if each.load is not None]
+        served = [load for role, load in loads if role is not Role.PREFILL]
+        return FleetFigures(
+            taken_s=min(each.load_s for each in fit),
+            prefill_tokens_per_s=prefilled,
+            generated_tokens_per_s=generated,
+            finished_per_s=finished,
+            queued_prefill_tokens=sum(load.queued_prefill_tokens for _, load in loads),
+            decoding=sum(load.decoding for _, load in loads),
+            decode_context_tokens=sum(load.decode_context_tokens for _, load in loads),
+            running=sum(load.running for load in served),
+            waiting=sum(load.waiting for load in served),
+        )
+
+    def _count(self, now: float, fit: Sequence[Seen]) -> None:
+        """What one that is new has done before it came is not counted."""
+        totals = {each.instance_id: _totals(each.figures) for each in fit}
+        total = self._sums[-1][1] if self._sums else _Totals()
+        for name, its in totals.items():
+            total = total.plus(its, self._last.get(name, its))
+        self._last = totals
+        self._sums.append((now, total))
+        while len(self._sums) > 1 and self._sums[1][0] <= now - WINDOW_S:
+            self._sums.popleft()
+
+
+def _totals(figures: Figures) -> _Totals:
+    names = ("pdmux_prefill_tokens_total", "pdmux_engine_generated_tokens_total", "pdmux_engine_finished_total")
+    values = (figures.get(name, 0.0) for name in names)
+    return _Totals(*(sum(value.values()) if isinstance(value, Mapping) else value for value in values))
+
+
+class Server(Protocol):
+    """A `Prometheus`, or one that stands in for it."""
+
+    def query(self, expr: str, at_s: float | None = None) -> list[Series]: ...
+
+
+class PrometheusSource:
+    """What the recording rules make of the instances' figures. What it cannot have is said once, and leaves the old ones."""
+
+    def __init__(self, server: Server, app: str) -> None:
+        """`app`: the Serve application's name, a label of all its series."""
+        self._server = server
+        names = "|".join(RULES)
+        self._query = f'{{__name__=~"{names}",app="{app}"}}'
+        self._age = f'time() - min(timestamp({DECODING}{{app="{app}"}}))'
+        self._newest: FleetFigures | None = None
+        self._trouble: str | None = None
+
+    async def take(self, now: float) -> FleetFigures | None:
+        """The newest that there are, which may be old."""
+        trouble = None
+        try:
+            begin_s = time.monotonic()
+            found, ages = await asyncio.to_thread(self._ask)
+            missing = [name for name in RULES if name not in {each.labels["__name__"] for each in found}]
+            if missing or not ages:
+                trouble = f"Prometheus has no {', '.join(missing) or DECODING}: does it scrape all, and evaluate the rules?"
+            else:
+                self._newest = fleet_figures(found, now - ages[0].value - (time.monotonic() - begin_s))
+        except PrometheusError as error:
+            trouble = str(error)
+        if trouble is not None and trouble != self._trouble:
+            log.warning("Placement: no new figures: %s", trouble)
+        self._trouble = trouble
+        return self._newest
+
+    def _ask(self) -> tuple[list[Series], list[Series]]:
+        return self._server.query(self._query), self._server.query(self._age)
+
+
+def fleet_figures(found: Sequence[Series], taken_s: float) -> FleetFigures:
+    """From one instant's values of all RULES."""
+
+    def of(name: str, roles: Collection[Role] = tuple(Role)) -> float:
+        """Summed over roles; NaN is nothing."""
+        named = [each for each in found if each.labels["__name__"] == name]
+        values = [each.value for each in named if each.labels.get("role", Role.MUX) in roles]
+        return sum(value for value in values if value == value)
+
+    served = (Role.MUX, Role.DECODE)
+    return FleetFigures(
+        taken_s=taken_s,
+        prefill_tokens_per_s=of(PREFILL),
+        generated_tokens_per_s=of(GENERATED),
+        finished_per_s=of(FINISHED),
+        queued_prefill_tokens=of(QUEUED),
+        decoding=of(DECODING),
+        decode_context_tokens=of(CONTEXT),
+        running=of(RUNNING, served),
+        waiting=of(WAITING, served),
+    )
