@@ -44,17 +44,20 @@ def build_runner(model_dir: Path | None, config: EngineConfig) -> Runner:
     """
     if config.device == "fake":
         from pdmux_ray.engine.fake_runner import FakeRunner
+        from pdmux_ray.sim.faked import faked
 
-        fake = config.fake
+        fake, device = config.fake, faked(config.fake)
         return FakeRunner(
             fake.pages,
             config.page_size,
             fake.step_s,
             fake.prefill_s_per_token,
             WallClock(),
-            layers=fake.layers,
-            units=fake.units,
+            layers=device.layers,
+            units=device.units,
             most_steps=fake.most_steps,
+            costs=device.costs if fake.gpu else None,
+            splits=device.splits,
         )
     if model_dir is None:
         raise ConfigError(f"device: {config.device} needs a model directory; only device: fake runs without one")

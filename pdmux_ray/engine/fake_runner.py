@@ -19,6 +19,7 @@ from mmap import mmap
 from kv_transfer.layout import KVLayout
 from pdmux_ray.clock import Clock
 from pdmux_ray.engine.runner import GiveUp, PrefillSlice, SequenceView, StepBatch, StepOutput, never
+from pdmux_ray.engine.timed_blocks import TimedBlocks
 from pdmux_ray.policy.fake_costs import FakeCosts
 from pdmux_ray.policy.views import CostModel, Piece
 from pdmux_ray.types import SamplingParams, Split, TokenLogprobs
@@ -76,13 +77,6 @@ class _Snapshot:
     stop_ids: frozenset[int]
 
 
-@dataclass(slots=True)
-class _Job:
-    slices: Sequence[PrefillSlice]
-    pieces: Sequence[Piece]
-    layers_done: int = 0
-
-
 @dataclass(frozen=True, slots=True)
 class _Burst:
     """Decode steps that were launched together. `ready_at_s`: of each that was not collected yet."""
@@ -92,21 +86,16 @@ class _Burst:
 
 
 @dataclass(frozen=True, slots=True)
-class _Flight:
-    """A block in flight. `writes`: the KV that its end leaves behind, as (slot, entry)."""
+class _Block:
+    """What the end of the block in flight leaves behind: KV as (slot, entry), and its answer."""
 
-    job_id: int
-    end_layer: int
-    prefill_units: int
-    launched_s: float
-    ready_at_s: float
     writes: Sequence[tuple[int, int]]
     output: StepOutput | None
 
 
 class FakeRunner:
-    """A `LaneRunner`. A step in one pass takes `step_s` plus `prefill_s_per_token` for each prefill token, counted from its
-    launch; with lanes `costs` says what their parts take (None: `linear_costs` of these two)."""
+    """A `LaneRunner`. What it does takes what `costs` say, counted from its launch. Without them a step in one pass takes
+    `step_s` plus `prefill_s_per_token` for each prefill token, and lanes take `linear_costs` of these two."""
 
     def __init__(
         self,
@@ -121,6 +110,7 @@ class FakeRunner:
         units: int = 8,
         most_steps: int = 1,
         costs: CostModel | None = None,
+        splits: Sequence[Split] | None = None,
     ) -> None:
         self.pages = pages
         self.page_size = page_size
@@ -128,13 +118,13 @@ class FakeRunner:
         self.layers = layers
         self.units = units
         self.most_steps = most_steps
-        self.splits = [Split(units - decode_units, decode_units) for decode_units in range(1, units)]
+        self.splits = splits or [Split(units - decode_units, decode_units) for decode_units in range(1, units)]
         self.costs: CostModel = costs or linear_costs(step_s, prefill_s_per_token, layers, units)
-        self.block_s = 0.0
         self.dtype = "int64"
         self.layout = KVLayout(layers, pages, kv_heads=1, page_size=page_size, head_dim=1, dtype_bytes=_ENTRY_BYTES)
         self.kv_memory = mmap(-1, self.layout.total_bytes)  # takes memory where it is written
         self._kv = memoryview(self.kv_memory).cast("q")[-pages * page_size :]
+        self._linear = costs is None
         self._step_s = step_s
         self._prefill_s_per_token = prefill_s_per_token
         self._clock = clock
@@ -142,11 +132,12 @@ class FakeRunner:
         self._launched = False
         self._ready_at_s = 0.0
         self._burst: _Burst | None = None
-        self._jobs: dict[int, _Job] = {}
-        self._flight: _Flight | None = None
+        self._blocks = TimedBlocks(layers, units, clock, lambda *work: self.costs.prefill(*work).predicted_s)
+        self._slices: dict[int, Sequence[PrefillSlice]] = {}  # of each job
+        self._block: _Block | None = None
 
     def launch(self, batch: StepBatch, give_up: GiveUp = never, split: Split | None = None) -> None:
-        if split is None and self._flight is not None:
+        if split is None and self._blocks.in_flight:
             raise RuntimeError("a step on every unit was launched while a block is in flight")
         if self._burst is not None:
             raise RuntimeError(f"{len(self._burst.ready_at_s)} steps of the burst before were not collected")
@@ -178,51 +169,43 @@ class FakeRunner:
 
     def open_job(self, job_id: int, slices: Sequence[PrefillSlice]) -> None:
         read = [PrefillSlice(_snapshot(piece.sequence), piece.start, piece.tokens, piece.sample) for piece in slices]
-        self._jobs[job_id] = _Job(read, [Piece(piece.tokens, piece.start) for piece in read])
+        self._slices[job_id] = read
+        self._blocks.open(job_id, [Piece(piece.tokens, piece.start) for piece in read])
 
     def launch_block(self, job_id: int, end_layer: int, split: Split) -> None:
-        job = self._jobs[job_id]
-        if self._flight is not None:
-            raise RuntimeError("a block was launched while another one is in flight")
-        decode_units = split.decode_units if split.prefill_units < self.units else 0
-        layers, ends = end_layer - job.layers_done, end_layer == self.layers
-        takes_s = self.costs.prefill(job.pieces, layers, split.prefill_units, decode_units, ends).predicted_s
-        entries = [self._entries(piece.sequence, piece.start, piece.tokens) for piece in job.slices]
-        last = [(piece.sequence, kv[-1][1]) for piece, kv in zip(job.slices, entries, strict=True) if piece.sample]
-        done = end_layer == self.layers
+        self._blocks.launch(job_id, end_layer, split)
+        slices, done = self._slices[job_id], end_layer == self.layers
+        entries = [self._entries(piece.sequence, piece.start, piece.tokens) for piece in slices]
+        last = [(piece.sequence, kv[-1][1]) for piece, kv in zip(slices, entries, strict=True) if piece.sample]
         for slot, kv in (entry for piece in entries for entry in piece):
             self._kv[slot] = ~kv & _MASK  # half written
-        now = self._clock.now()
-        self._flight = _Flight(
-            job_id,
-            end_layer,
-            split.prefill_units,
-            now,
-            now + takes_s,
-            [(slot, kv if done else ~kv & _MASK) for piece in entries for slot, kv in piece],
-            self._sample(last) if done else None,
-        )
+        writes = [(slot, kv if done else ~kv & _MASK) for piece in entries for slot, kv in piece]
+        self._block = _Block(writes, self._sample(last) if done else None)
 
     def block_done(self) -> bool:
-        return self._flight is None or self._clock.now() >= self._flight.ready_at_s
+        return self._blocks.done
 
     def collect_block(self) -> StepOutput | None:
-        flight, self._flight = self._flight, None
-        if flight is None:
-            raise RuntimeError("collect_block was called without a block in flight")
-        self._clock.sleep(flight.ready_at_s - self._clock.now())
-        self.block_s = flight.ready_at_s - flight.launched_s
-        self._end_block(flight)
-        return flight.output
+        ended = self._blocks.collect()
+        if ended is not None:
+            del self._slices[ended]
+        block, self._block = self._block, None
+        assert block is not None
+        self._end_block(block.writes)
+        return block.output
+
+    @property
+    def block_s(self) -> float:
+        return self._blocks.block_s
 
     def drop_job(self, job_id: int) -> None:
-        if self._flight is not None and self._flight.job_id == job_id:
-            raise RuntimeError(f"job {job_id} was dropped while its block is in flight")
-        del self._jobs[job_id]
+        self._blocks.drop(job_id)
+        del self._slices[job_id]
 
     def close(self) -> None:
-        self._output, self._launched, self._flight, self._burst = None, False, None, None
-        self._jobs.clear()
+        self._output, self._launched, self._block, self._burst = None, False, None, None
+        self._blocks.clear()
+        self._slices.clear()
 
     def _begin_burst(self, batch: StepBatch, split: Split | None) -> _Burst:
         hosted = [sequence.request_id for sequence in batch.decodes if sequence.params.host_sampled]
@@ -247,21 +230,21 @@ class FakeRunner:
             self._burst = None
         return output
 
-    def _end_block(self, flight: _Flight) -> None:
-        """The event that orders the lanes: what the block has written is there for everyone."""
-        for slot, kv in flight.writes:
+    def _end_block(self, writes: Sequence[tuple[int, int]]) -> None:
+        """The event that orders the lanes: what the block has written, as (slot, entry), is there for everyone."""
+        for slot, kv in writes:
             self._kv[slot] = kv
-        self._jobs[flight.job_id].layers_done = flight.end_layer
-        if flight.end_layer == self.layers:
-            del self._jobs[flight.job_id]
 
     def _step_takes_s(self, batch: StepBatch, split: Split | None, step: int = 0) -> float:
         """`step`: of a burst."""
-        if split is None:
+        if split is None and self._linear:
             return self._step_s + sum(piece.tokens for piece in batch.prefills) * self._prefill_s_per_token
-        context_tokens = sum(len(sequence.tokens) + step for sequence in batch.decodes)
-        prefill_units = self._flight.prefill_units if self._flight else 0
-        return self.costs.decode(len(batch.decodes), context_tokens, split.decode_units, prefill_units).predicted_s
+        decodes, context_tokens = len(batch.decodes), sum(len(sequence.tokens) + step for sequence in batch.decodes)
+        if split is None and batch.prefills:
+            pieces = [Piece(piece.tokens, piece.start) for piece in batch.prefills]
+            return self.costs.mixed(decodes, context_tokens, pieces, self.units).predicted_s
+        units = self.units if split is None else split.decode_units
+        return self.costs.decode(decodes, context_tokens, units, self._blocks.units).predicted_s
 
     def _compute(self, sequence: SequenceView, start: int, count: int) -> int:
         """Writes the KV of tokens [start, start + count) and returns the last one."""

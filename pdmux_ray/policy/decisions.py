@@ -205,7 +205,7 @@ class PlacementReason(Enum):
     CALM = "calm"  # no side is busy
     BALANCED = "balanced"  # no other ratio is better by the margin
     CONFIRMING = "confirming"  # another one is, but not for long enough
-    COOLING = "cooling"  # another one is, but the last change is too recent
+    COOLING = "cooling"  # another one is, but the last change went the other way and is too recent
     MORE_PREFILL = "more_prefill"  # instances begin to prefill
     MORE_DECODE = "more_decode"  # instances that prefilled begin to decode
 

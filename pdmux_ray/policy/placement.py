@@ -2,7 +2,7 @@
 
 A ratio is as good as its busier side is idle: load(x) = max(prefill / x, decode / (n - x)), where x of n instances prefill.
 Roles change to the ratio with the least load, but only when the present one is busy, when the other one is better by a margin,
-when it has been so for some time, and when the last change is some time ago. So neither noise nor a load that stays moves
+when it has been so for some time, and when no change the other way is too recent. So neither noise nor a load that stays moves
 anything: to come back, the load must have changed by more than the margin. Without fresh figures nothing is done.
 
 It never looks at what was planned: an instance has the role that it says it has.
@@ -64,7 +64,7 @@ class PlacementLimits:
     busy: float = 0.6  # below it the roles stay as they are
     margin: float = 0.2  # by which another ratio must have less load
     confirm_s: float = 5.0  # for which it must
-    cool_down_s: float = 20.0  # between two changes
+    cool_down_s: float = 20.0  # between a change and one that goes back
     stale_s: float = 10.0  # older figures count as none
 
 
@@ -73,6 +73,7 @@ class PlacementMemory:
     """What it keeps from one look to the next. One that begins anew waits as after a change."""
 
     changed_s: float  # when roles were changed last, or it began
+    direction: int = 0  # of that change, as `leaning`; 0: of neither kind
     leaning: int = 0  # 1: to more prefill instances, -1: to fewer, 0: to neither
     since_s: float = 0.0  # when it began to lean so
 
@@ -81,54 +82,43 @@ def place(view: PlacementView, memory: PlacementMemory, limits: PlacementLimits)
     """The plan, and what to remember of it."""
     fit = [instance for instance in view.instances if instance.fit]
     steady = replace(memory, leaning=0)
-    demand = view.demand
     if any(instance.requested not in (None, instance.role) for instance in fit):
         return _plan(PlacementReason.PENDING, view, limits), steady
     if changes := _pins(fit):
-        return _plan(PlacementReason.PINNED, view, limits, changes), replace(steady, changed_s=view.now)
+        return _plan(PlacementReason.PINNED, view, limits, changes), PlacementMemory(view.now)
     if len(fit) < 2:
         return _plan(PlacementReason.FEW, view, limits), steady
-    if changes := _bounded(fit, limits):
-        return _plan(PlacementReason.BOUNDS, view, limits, changes), replace(steady, changed_s=view.now)
+    reason, more = _wanted(fit, view, limits)
+    if not more:
+        return _plan(reason, view, limits), steady
+    leaning = 1 if more > 0 else -1
+    memory = memory if memory.leaning == leaning else replace(memory, leaning=leaning, since_s=view.now)
+    if view.now - memory.since_s < limits.confirm_s:
+        return _plan(PlacementReason.CONFIRMING, view, limits), memory
+    if leaning != memory.direction and view.now - memory.changed_s < limits.cool_down_s:
+        return _plan(PlacementReason.COOLING, view, limits), memory
+    return _plan(reason, view, limits, _moved(fit, more, limits)), PlacementMemory(view.now, direction=leaning)
+
+
+def _wanted(fit: Sequence[PlacedInstance], view: PlacementView, limits: PlacementLimits) -> tuple[PlacementReason, int]:
+    """How many more instances should prefill (below 0: fewer), and why."""
+    present, allowed, demand = sum(each.role is Role.PREFILL for each in fit), _allowed(fit, limits), view.demand
+    if present not in allowed:
+        nearest = min(allowed, key=lambda count: abs(count - present))
+        return PlacementReason.BOUNDS, nearest - present
     if demand is None or view.now - demand.taken_s > limits.stale_s:
-        return _plan(PlacementReason.STALE, view, limits), steady
-    present = sum(instance.role is Role.PREFILL for instance in fit)
-    best = min(_allowed(fit, limits), key=lambda count: (_load(demand, count, len(fit)), abs(count - present)))
-    reason, memory = _lean(view.now, demand, (present, best, len(fit)), memory, limits)
-    if reason in (PlacementReason.MORE_PREFILL, PlacementReason.MORE_DECODE):
-        return _plan(reason, view, limits, _moved(fit, best - present, limits)), replace(steady, changed_s=view.now)
-    return _plan(reason, view, limits), memory
-
-
-def _lean(
-    now: float, demand: Demand, counts: tuple[int, int, int], memory: PlacementMemory, limits: PlacementLimits
-) -> tuple[PlacementReason, PlacementMemory]:
-    """Whether to go from the present ratio to the best one. `counts`: (present, best, all)."""
-    present, best, count = counts
-    load = _load(demand, present, count)
-    steady = replace(memory, leaning=0)
-    if load <= limits.busy:
-        return PlacementReason.CALM, steady
-    if best == present or _load(demand, best, count) > (1 - limits.margin) * load:
-        return PlacementReason.BALANCED, steady
-    leaning = 1 if best > present else -1
-    memory = memory if memory.leaning == leaning else replace(memory, leaning=leaning, since_s=now)
-    if now - memory.since_s < limits.confirm_s:
-        return PlacementReason.CONFIRMING, memory
-    if now - memory.changed_s < limits.cool_down_s:
-        return PlacementReason.COOLING, memory
-    return (PlacementReason.MORE_PREFILL if leaning > 0 else PlacementReason.MORE_DECODE), memory
+        return PlacementReason.STALE, 0
+    loads = {count: _load(demand, count, len(fit)) for count in allowed}
+    if loads[present] <= limits.busy:
+        return PlacementReason.CALM, 0
+    best = min(allowed, key=lambda count: (loads[count], abs(count - present)))
+    if loads[best] > (1 - limits.margin) * loads[present]:
+        return PlacementReason.BALANCED, 0
+    return (PlacementReason.MORE_PREFILL if best > present else PlacementReason.MORE_DECODE), best - present
 
 
 def _pins(fit: Sequence[PlacedInstance]) -> tuple[tuple[str, Role], ...]:
     return tuple((each.instance_id, each.pinned) for each in fit if each.pinned is not None and each.pinned is not each.role)
-
-
-def _bounded(fit: Sequence[PlacedInstance], limits: PlacementLimits) -> tuple[tuple[str, Role], ...]:
-    """What brings the roles within the bounds, whatever the load is."""
-    present = sum(instance.role is Role.PREFILL for instance in fit)
-    nearest = min(_allowed(fit, limits), key=lambda count: abs(count - present))
-    return _moved(fit, nearest - present, limits) if nearest != present else ()
 
 
 def _allowed(fit: Sequence[PlacedInstance], limits: PlacementLimits) -> list[int]:

@@ -9,6 +9,7 @@ from random import Random
 from kv_transfer.layout import KVLayout
 from pdmux_ray.clock import Clock
 from pdmux_ray.engine.runner import GiveUp, PrefillSlice, StepBatch, StepOutput, never
+from pdmux_ray.engine.timed_blocks import TimedBlocks
 from pdmux_ray.policy.views import CostModel, Estimate, Piece
 from pdmux_ray.types import Split
 
@@ -39,22 +40,6 @@ class DeviceModel:
         return self.layout.layers * 2 * self.layout.page_bytes // self.layout.page_size
 
 
-@dataclass(slots=True)
-class _Job:
-    pieces: Sequence[Piece]
-    samples: int
-    layers_done: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class _Flight:
-    job_id: int
-    end_layer: int
-    prefill_units: int
-    took_s: float
-    ready_s: float
-
-
 class CostDevice:
     """A `LaneRunner`. What a step takes is what `model.costs` predicts, times what `model.slower` says of its kind, times
     exp(a normal draw of deviation `spread`)."""
@@ -67,7 +52,6 @@ class CostDevice:
         self.layers = model.layout.layers
         self.units = model.units
         self.splits = model.splits
-        self.block_s = 0.0
         self._costs = model.costs
         self._slower = model.slower
         self._clock = clock
@@ -75,11 +59,11 @@ class CostDevice:
         self._spread = spread
         self._output: StepOutput | None = None
         self._ready_s = 0.0
-        self._jobs: dict[int, _Job] = {}
-        self._flight: _Flight | None = None
+        self._blocks = TimedBlocks(self.layers, self.units, clock, self._block_takes_s)
+        self._answers: dict[int, int] = {}  # of each job, how many
 
     def launch(self, batch: StepBatch, give_up: GiveUp = never, split: Split | None = None) -> None:
-        if split is None and self._flight is not None:
+        if split is None and self._blocks.in_flight:
             raise RuntimeError("a step on every unit was launched while a block is in flight")
         slower = self._slower.mixed if batch.prefills else self._slower.decode
         self._ready_s = self._clock.now() + self._took_s(self._predicted(batch, split), slower)
@@ -93,42 +77,34 @@ class CostDevice:
         return output
 
     def open_job(self, job_id: int, slices: Sequence[PrefillSlice]) -> None:
-        self._jobs[job_id] = _Job([Piece(piece.tokens, piece.start) for piece in slices], sum(piece.sample for piece in slices))
+        self._answers[job_id] = sum(piece.sample for piece in slices)
+        self._blocks.open(job_id, [Piece(piece.tokens, piece.start) for piece in slices])
 
     def launch_block(self, job_id: int, end_layer: int, split: Split) -> None:
-        if self._flight is not None:
-            raise RuntimeError("a block was launched while another one is in flight")
-        job = self._jobs[job_id]
-        beside = split.decode_units if split.prefill_units < self.units else 0
-        layers, last = end_layer - job.layers_done, end_layer == self.layers
-        predicted = self._costs.prefill(job.pieces, layers, split.prefill_units, beside, last)
-        took_s = self._took_s(predicted, self._slower.prefill)
-        self._flight = _Flight(job_id, end_layer, split.prefill_units, took_s, self._clock.now() + took_s)
+        self._blocks.launch(job_id, end_layer, split)
 
     def block_done(self) -> bool:
-        return self._flight is None or self._clock.now() >= self._flight.ready_s
+        return self._blocks.done
 
     def collect_block(self) -> StepOutput | None:
-        flight, self._flight = self._flight, None
-        if flight is None:
-            raise RuntimeError("collect_block was called without a block in flight")
-        self._clock.sleep(flight.ready_s - self._clock.now())
-        self.block_s = flight.took_s
-        job = self._jobs[flight.job_id]
-        job.layers_done = flight.end_layer
-        if flight.end_layer < self.layers:
-            return None
-        del self._jobs[flight.job_id]
-        return StepOutput([0] * job.samples)
+        ended = self._blocks.collect()
+        return None if ended is None else StepOutput([0] * self._answers.pop(ended))
+
+    @property
+    def block_s(self) -> float:
+        return self._blocks.block_s
 
     def drop_job(self, job_id: int) -> None:
-        if self._flight is not None and self._flight.job_id == job_id:
-            raise RuntimeError(f"job {job_id} was dropped while its block is in flight")
-        del self._jobs[job_id]
+        self._blocks.drop(job_id)
+        del self._answers[job_id]
 
     def close(self) -> None:
-        self._output, self._flight = None, None
-        self._jobs.clear()
+        self._output = None
+        self._blocks.clear()
+        self._answers.clear()
+
+    def _block_takes_s(self, pieces: Sequence[Piece], layers: int, units: int, beside: int, last: bool) -> float:
+        return self._took_s(self._costs.prefill(pieces, layers, units, beside, last), self._slower.prefill)
 
     def _predicted(self, batch: StepBatch, split: Split | None) -> Estimate:
         decodes, context_tokens = len(batch.decodes), sum([len(sequence.tokens) for sequence in batch.decodes])
@@ -136,8 +112,7 @@ class CostDevice:
             pieces = [Piece(piece.tokens, piece.start) for piece in batch.prefills]
             return self._costs.mixed(decodes, context_tokens, pieces, self.units)
         units = self.units if split is None else split.decode_units
-        beside = self._flight.prefill_units if self._flight else 0
-        return self._costs.decode(decodes, context_tokens, units, beside)
+        return self._costs.decode(decodes, context_tokens, units, self._blocks.units)
 
     def _took_s(self, estimate: Estimate, slower: float) -> float:
         if not self._spread:

@@ -25,6 +25,7 @@ from pdmux_ray.sim.device import DeviceModel
 from pdmux_ray.sim.events import World
 from pdmux_ray.sim.gateway import SimGateway
 from pdmux_ray.sim.instance import SimInstance, Surroundings
+from pdmux_ray.sim.placement import Fleet, Look, SimPlacement
 from pdmux_ray.sim.transfers import Transfers
 from pdmux_ray.types import ModelFacts, Role
 from pdmux_ray.workload.requests import PlannedRequest
@@ -46,6 +47,7 @@ class Run:
 
     lifelines: Sequence[Lifeline]
     choices: Sequence[RouteChoice]
+    looks: Sequence[Look]  # of the placement controller, where there is one
     engines: dict[str, Engine]  # by instance, for their counters and timelines
 
 
@@ -76,25 +78,28 @@ def simulate(
     instances = [
         SimInstance(f"{role.value}-{rank}", role, around, f"{rank} {seed}", gateway.hear) for rank, role in enumerate(roles)
     ]
-    prefills = frozenset(instance.name for instance in instances if instance.role is Role.PREFILL)
+    prefills = sorted(instance.name for instance in instances if instance.role is Role.PREFILL)
     for instance in instances:
         if instance.role is not Role.PREFILL:
-            transfers.link(instance.name, sorted(prefills))
+            transfers.link(instance.name, prefills)
     shown = Device(device.layout.layers, device.units, one_pass_tokens(config.engine), device.kv_bytes_per_token)
-    gateway.meet(instances, shown, prefills)
+    gateway.meet(instances, shown)
+    fleet = Fleet(world, instances, gateway, transfers)
+    placement = SimPlacement(config, device, fleet, line_s) if config.placement.enabled else None
     world.run(lambda: False, BEGIN_S)
     for request in planned:
         world.at(BEGIN_S + request.due_s, partial(gateway.arrive, request))
     if watch is not None:
         _look(world, gateway, watch)
+    looks = placement.looks if placement else []
     limit_s = BEGIN_S + planned[-1].due_s + drain_s if planned else math.inf
     if not world.run(lambda: gateway.ended == len(planned), limit_s):
-        return _run(gateway, instances)
+        return _run(gateway, instances, looks)
     if not world.run(lambda: all(instance.idle for instance in instances), world.now() + DRAIN_S):
         raise IntegrityError("a transfer of a request that has ended does not end")
     for instance in instances:
         instance.check()
-    return _run(gateway, instances)
+    return _run(gateway, instances, looks)
 
 
 def _look(world: World, gateway: SimGateway, watch: Watch) -> None:
@@ -102,9 +107,10 @@ def _look(world: World, gateway: SimGateway, watch: Watch) -> None:
     world.after(WATCHED_EVERY_S, partial(_look, world, gateway, watch))
 
 
-def _run(gateway: SimGateway, instances: Sequence[SimInstance]) -> Run:
+def _run(gateway: SimGateway, instances: Sequence[SimInstance], looks: Sequence[Look]) -> Run:
     return Run(
         [sent.lifeline for sent in gateway.sent.values()],
         [sent.choice for sent in gateway.sent.values()],
+        looks,
         {instance.name: instance.engine for instance in instances},
     )

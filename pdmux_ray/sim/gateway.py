@@ -13,7 +13,7 @@ from pdmux_ray.serve.known import Promises, Standing, view_of
 from pdmux_ray.serve.router import Candidate, Device, Router
 from pdmux_ray.sim.events import World
 from pdmux_ray.sim.instance import SimInstance
-from pdmux_ray.types import FinishReason, Load, NewRequest, SamplingParams, TokenEvent
+from pdmux_ray.types import FinishReason, Load, NewRequest, Role, SamplingParams, TokenEvent
 from pdmux_ray.workload.requests import PlannedRequest
 
 
@@ -51,12 +51,18 @@ class SimGateway:
         self._instances: Mapping[str, SimInstance] = {}
         self._known: dict[str, _Known] = {}
 
-    def meet(self, instances: Sequence[SimInstance], device: Device, peers: frozenset[str]) -> None:
-        """All of the fleet, alike. `peers`: whom KV can be had from."""
+    def meet(self, instances: Sequence[SimInstance], device: Device) -> None:
+        """All of the fleet, alike."""
         self._instances = {instance.name: instance for instance in instances}
         for instance in instances:
-            standing = Standing(instance.name, instance.role, peers - {instance.name})
-            self._known[instance.name] = _Known(standing, device)
+            self._known[instance.name] = _Known(Standing(instance.name, instance.role, frozenset()), device)
+        self.take_roles({instance.name: instance.role for instance in instances})
+
+    def take_roles(self, roles: Mapping[str, Role]) -> None:
+        """Of all instances. KV can be had from those that prefill."""
+        peers = frozenset(name for name, role in roles.items() if role is Role.PREFILL)
+        for name, role in roles.items():
+            self._known[name].standing = Standing(name, role, peers - {name})
 
     def hear(self, name: str, load: Load, events: Sequence[TokenEvent]) -> None:
         """News as they leave an instance."""

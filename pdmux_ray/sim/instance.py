@@ -15,7 +15,7 @@ from pdmux_ray.engine.limits import resolve_limits
 from pdmux_ray.errors import IntegrityError, PdmuxError
 from pdmux_ray.latency.correction import CorrectedCosts
 from pdmux_ray.latency.model import FittedCosts
-from pdmux_ray.serve.known import LOAD_PERIOD_S
+from pdmux_ray.serve.known import HEARTBEAT_S, LOAD_PERIOD_S
 from pdmux_ray.sim.device import CostDevice, DeviceModel
 from pdmux_ray.sim.events import StepClock, World
 from pdmux_ray.sim.transfers import Port, Transfers
@@ -50,6 +50,7 @@ class SimInstance:
         self._fetch_s = around.config.transfer.fetch_s
         self._tell = tell
         self._told: Load | None = None  # by `_tell_load`
+        self._told_s = 0.0  # when
         self._next_s = math.inf  # when the next step is planned
         self._busy_until_s = 0.0
         self._clock = StepClock(around.world)
@@ -119,10 +120,10 @@ class SimInstance:
         self._world.at(self._clock.now(), lambda: self._tell(self.name, self.engine.load(), events))
 
     def _tell_load(self) -> None:
-        """Figures that have changed, also when there are no other news."""
-        load = self.engine.load()
-        if load != self._told:
-            self._told = load
+        """Figures that have changed, also when there are no other news; and that it is there."""
+        load, now = self.engine.load(), self._world.now()
+        if load != self._told or now - self._told_s >= HEARTBEAT_S:
+            self._told, self._told_s = load, now
             self._tell(self.name, load, ())
         self._world.after(LOAD_PERIOD_S, self._tell_load)
 

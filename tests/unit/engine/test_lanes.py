@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from pdmux_ray.clock import VirtualClock
 from pdmux_ray.config import MultiplexConfig
-from pdmux_ray.engine.fake_runner import FakeRunner, _Flight, linear_costs
+from pdmux_ray.engine.fake_runner import FakeRunner, linear_costs
 from pdmux_ray.engine.lane_loop import POLL_S
 from pdmux_ray.engine.timeline import PrefillBlock
 from pdmux_ray.errors import IntegrityError, QueueFullError
@@ -77,8 +78,8 @@ def test_time_shared_steps_decode_and_then_compute_a_block_on_every_unit(worlds:
 class EventlessRunner(FakeRunner):
     """Its `collect_block` does not wait for what the block has written."""
 
-    def _end_block(self, flight: _Flight) -> None:
-        super()._end_block(replace(flight, writes=()))
+    def _end_block(self, writes: Sequence[tuple[int, int]]) -> None:
+        super()._end_block(())
 
 
 @pytest.mark.parametrize(("kind", "right"), [(FakeRunner, True), (EventlessRunner, False)])
