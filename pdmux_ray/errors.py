@@ -4,7 +4,8 @@ Where only one part raises and catches a finer one, it derives it there (`serve/
 
 PdmuxError
 ├── ConfigError               a config file or argument is wrong; nothing was started
-│   └── UnsupportedModelError the model needs something this project does not implement
+│   ├── UnsupportedModelError the model needs something this project does not implement
+│   └── CudaUnavailableError  this machine cannot run the CUDA device
 ├── WeightsError              weights are missing, left over, or of the wrong shape
 ├── RequestError              the request is wrong; its client is told (HTTP 4xx)
 │   ├── ContextLengthError    prompt longer than the context
@@ -28,6 +29,13 @@ class ConfigError(PdmuxError):
 
 class UnsupportedModelError(ConfigError):
     """The model needs something that is not implemented; the message lists what is."""
+
+
+class CudaUnavailableError(ConfigError):
+    """This machine cannot run the CUDA device: `missing` says what it lacks, and the message what runs instead."""
+
+    def __init__(self, missing: str) -> None:
+        super().__init__(f"{missing} configs/cpu-mux.yaml (engine.device: cpu) needs no GPU.")
 
 
 class WeightsError(PdmuxError):

@@ -8,7 +8,7 @@ from pathlib import Path
 from pdmux_ray.clock import WallClock
 from pdmux_ray.config import EngineConfig
 from pdmux_ray.engine.runner import Runner
-from pdmux_ray.errors import ConfigError
+from pdmux_ray.errors import ConfigError, CudaUnavailableError
 
 # Rounds that a CPU thread spins at the end of a parallel region before it sleeps: about ten microseconds. GNU OpenMP's default
 # is milliseconds, more than a whole layer takes: as soon as anything else wants a core, threads that only wait keep it from the
@@ -71,9 +71,8 @@ def build_runner(model_dir: Path | None, config: EngineConfig) -> Runner:
 
 def _build_on_gpu(model_dir: Path, config: EngineConfig) -> Runner:
     if not _sees_gpu():
-        raise ConfigError(
-            "engine.device: cuda needs an NVIDIA GPU, its driver, and a build of torch for CUDA, and torch finds none here. "
-            "configs/cpu-mux.yaml runs on this machine (engine.device: cpu)."
+        raise CudaUnavailableError(
+            "engine.device: cuda needs an NVIDIA GPU, its driver, and a build of torch for CUDA, and torch finds none here."
         )
     from pdmux_ray.device.cuda.runner import CudaRunner
 

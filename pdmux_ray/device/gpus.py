@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from pdmux_ray.config import EngineConfig
-from pdmux_ray.errors import ConfigError
+from pdmux_ray.errors import CudaUnavailableError
 
 _DEVICES = Path("/dev")
 
@@ -21,9 +21,6 @@ def wants_gpu(config: EngineConfig) -> bool:
 
 
 def require_gpu(config: EngineConfig, devices: Path = _DEVICES) -> None:
-    """Of a server on this machine. Raises ConfigError when it is to have a GPU that is not there."""
+    """Of a server on this machine. Raises CudaUnavailableError when it is to have a GPU that is not there."""
     if config.device == "cuda" and not has_gpu(devices):
-        raise ConfigError(
-            "engine.device: cuda needs an NVIDIA GPU and its driver, and this machine has none. configs/cpu-mux.yaml does the "
-            "same on CPU cores."
-        )
+        raise CudaUnavailableError("engine.device: cuda needs an NVIDIA GPU and its driver, and this machine has none.")

@@ -40,7 +40,7 @@ class Counters:
     steps_by_mode: dict[Mode, int] = field(  # launched, on a device with lanes
         default_factory=lambda: {mode: 0 for mode in Mode if mode not in (Mode.AUTO, Mode.PREFILL_FIRST)}
     )
-    # Of steps of decodes alone, on a device that takes bursts: why so many at once.
+    # Of steps of decodes alone or beside a block, on a device that takes bursts: why so many at once.
     bursts_by_reason: dict[BurstReason, int] = field(default_factory=lambda: dict.fromkeys(BurstReason, 0))
     # Of requests that were judged by when their first token would come. Written by who enqueues, one at a time.
     admissions: dict[AdmitReason, int] = field(default_factory=lambda: dict.fromkeys(AdmitReason, 0))

@@ -49,6 +49,14 @@ class Job:
         return self.end_layer > self.layers_done
 
     @property
+    def ends_s(self) -> float | None:
+        """When the block in flight is predicted to end; None without one, or without a prediction."""
+        flight = self.flight
+        if flight is None or flight.use.block_s is None:
+            return None
+        return flight.launched_s + flight.use.block_s.predicted_s
+
+    @property
     def wanted(self) -> bool:
         """Whether any of its requests still waits for it."""
         return len(self.gone) < len(self.requests)

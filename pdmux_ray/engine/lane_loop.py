@@ -48,6 +48,7 @@ class LaneLoop(StepLoop):
         self._device = device
         self._lanes = lanes
         self._costs = costs if isinstance(costs, LearningCostModel) else None
+        self._steps_beside = 0  # of the burst under way: began while the block in flight ran
 
     @property
     def step_age_s(self) -> float:
@@ -115,10 +116,8 @@ class LaneLoop(StepLoop):
 
     def _due_s(self) -> float:
         """When the block in flight is predicted to end; never, when nobody predicts it or there is none."""
-        job = self._lanes.in_flight
-        if job is None or job.flight is None or job.flight.use.block_s is None:
-            return math.inf
-        return job.flight.launched_s + job.flight.use.block_s.predicted_s
+        ends_s = self._lanes.in_flight.ends_s if self._lanes.in_flight else None
+        return math.inf if ends_s is None else ends_s
 
     def _run_in_one_pass(self, plan: StepPlan, batch: StepBatch) -> None:
         context_tokens = _context_tokens(batch)
@@ -133,19 +132,26 @@ class LaneLoop(StepLoop):
     def _decode(self, plan: StepPlan, use: LaneUse, batch: StepBatch) -> None:
         flight = self._lanes.in_flight.flight if self._lanes.in_flight else None
         prefill_units = flight.use.split.prefill_units if flight else 0
-        context_tokens = _context_tokens(batch)
+        context_tokens, self._steps_beside = _context_tokens(batch), 1
         took_s = self._compute(plan, batch, partial(self._device.launch, batch, never, use.split))
         self._observe_decodes(batch, context_tokens, use.split.decode_units, prefill_units, took_s)
+
+    def _amid_burst(self, plan: StepPlan) -> None:
+        if not self._device.block_done():
+            self._steps_beside += 1
+        super()._amid_burst(plan)
 
     def _observe_decodes(
         self, batch: StepBatch, context_tokens: int, units: int, prefill_units: int, took_s: Sequence[float]
     ) -> None:
-        """Each step of a burst with its own time, and every context a token longer than in the one before."""
+        """Each step of a burst with its own time, and every context a token longer than in the one before. A step that began
+        after the block beside had ended was by itself."""
         if self._costs is None:
             return
         decodes = len(batch.decodes)
         for step, seconds in enumerate(took_s):
-            self._costs.observe_decode(decodes, context_tokens + step * decodes, units, prefill_units, seconds)
+            beside = prefill_units if step < self._steps_beside else 0
+            self._costs.observe_decode(decodes, context_tokens + step * decodes, units, beside, seconds)
 
     def _launch_block(self, use: LaneUse, batch: StepBatch) -> None:
         if use.block is None:

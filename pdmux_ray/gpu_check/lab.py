@@ -16,13 +16,12 @@ from torch import Tensor
 
 from pdmux_ray.clock import WallClock
 from pdmux_ray.device.cuda.answers import SamplingRows
-from pdmux_ray.device.cuda.driver import CudaUnavailableError
 from pdmux_ray.device.cuda.probe import copy_rate, flop_rate
 from pdmux_ray.device.cuda.runner import CudaRunner
 from pdmux_ray.device.cuda.scratch import Scratch
 from pdmux_ray.device.cuda.startup import Kernels
 from pdmux_ray.device.cuda.streams import Stream, Streams, Work
-from pdmux_ray.errors import ConfigError, PdmuxError
+from pdmux_ray.errors import ConfigError, CudaUnavailableError, PdmuxError
 from pdmux_ray.gpu_check.models import ModelShape
 from pdmux_ray.gpu_check.report import Limit, Row
 from pdmux_ray.gpu_check.settings import Multiplex, Settings

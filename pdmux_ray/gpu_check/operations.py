@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from pdmux_ray.device.cuda.ops import CudaOps
+from pdmux_ray.device.cuda.prefill_backends import MakeAttention, TritonPrefill
 from pdmux_ray.device.cuda.scratch import Scratch
 from pdmux_ray.gpu_check.lab import Lab
 from pdmux_ray.gpu_check.report import Limit, Row, Verdict
@@ -36,6 +37,7 @@ class Step:
     window: int | None = None
     qk_norm: bool = False
     decodes: int = 0  # of the sequences, when there are others, too
+    page_size: int = PAGE_SIZE
 
 
 def operations(lab: Lab) -> Iterator[Row]:
@@ -86,9 +88,9 @@ def _far(lab: Lab) -> Row:
     return RELATIVE_ERROR.row(what, attention_error(lab, step, lab.streams.units, pages))
 
 
-def attention_error(lab: Lab, step: Step, sms: int, pages_before: int = 0) -> float:
+def attention_error(lab: Lab, step: Step, sms: int, pages_before: int = 0, attention: MakeAttention = TritonPrefill) -> float:
     """Of q/k norm, RoPE, KV write and attention together. What the step wrote into the pool counts, too. `pages_before`: in the
-    pool, before those of the step."""
+    pool, before those of the step. `attention`: of prefills."""
     device, seed = lab.streams.device, 0
     pool, qkv, batch, spec = make(step, device, lab.dtype, seed)
     expected_pool = pool.float()
@@ -96,7 +98,7 @@ def attention_error(lab: Lab, step: Step, sms: int, pages_before: int = 0) -> fl
     pool, batch = _moved(pool, batch, pages_before)
     scratch = Scratch(device, lab.dtype, len(qkv), len(step.contexts))
     found = torch.empty(len(qkv), step.heads * step.head_dim, dtype=lab.dtype, device=device)
-    ops = CudaOps(pool, scratch, sms)
+    ops = CudaOps(pool, scratch, sms, attention)
     _run(lab, found, lambda: ops.qkv_to_attention(0, qkv, batch, spec))
     return max(relative_error(found, expected), relative_error(pool[:, :, pages_before:], expected_pool))
 
@@ -105,7 +107,16 @@ def _moved(pool: Tensor, batch: AttentionBatch, pages: int) -> tuple[Tensor, Att
     """The same in a pool with so many pages more, in front, which hold anything."""
     larger = torch.empty(*pool.shape[:2], pages + pool.shape[2], *pool.shape[3:], dtype=pool.dtype, device=pool.device)
     larger[:, :, pages:] = pool
-    return larger, replace(batch, slots=batch.slots + pages * PAGE_SIZE, page_table=batch.page_table + pages)
+    host = batch.host
+    assert host is not None
+    host = replace(host, slots=host.slots + pages * pool.shape[4], page_table=host.page_table + pages)
+    return larger, _on(pool.device, host)
+
+
+def _on(device: torch.device, host: AttentionBatch) -> AttentionBatch:
+    """The same on the device, too."""
+    names = ("positions", "slots", "query_starts", "context_lengths", "page_table")
+    return replace(host, **{name: getattr(host, name).to(device) for name in names}, host=host)
 
 
 def make(
@@ -117,7 +128,8 @@ def make(
     def noise(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator).to(dtype).to(device)
 
-    counts = [-(-context // PAGE_SIZE) for context in step.contexts]
+    size = step.page_size
+    counts = [-(-context // size) for context in step.contexts]
     order = torch.randperm(sum(counts) + 1, generator=generator).int()
     table = torch.zeros(len(counts), max(counts), dtype=torch.int32)
     positions, slots, first = [], [], 0
@@ -126,13 +138,13 @@ def make(
         first += count
         places = torch.arange(context - queries, context)
         positions.append(places)
-        slots.append(own.long()[places // PAGE_SIZE] * PAGE_SIZE + places % PAGE_SIZE)
-    batch = AttentionBatch(
-        positions=torch.cat(positions).to(device),
-        slots=torch.cat(slots).to(device),
-        query_starts=torch.tensor([0, *step.queries]).cumsum(0).int().to(device),
-        context_lengths=torch.tensor(step.contexts, dtype=torch.int32, device=device),
-        page_table=table.to(device),
+        slots.append(own.long()[places // size] * size + places % size)
+    host = AttentionBatch(
+        positions=torch.cat(positions),
+        slots=torch.cat(slots),
+        query_starts=torch.tensor([0, *step.queries]).cumsum(0).int(),
+        context_lengths=torch.tensor(step.contexts, dtype=torch.int32),
+        page_table=table,
         decodes=step.decodes,
     )
     norms = [noise(step.head_dim) if step.qk_norm else None for _ in range(2)]
@@ -141,8 +153,8 @@ def make(
     spec = AttentionSpec(
         step.heads, step.kv_heads, step.head_dim, step.head_dim**-0.5, step.window, rope, norms[0], norms[1], EPS
     )
-    pool = noise(1, 2, len(order), step.kv_heads, PAGE_SIZE, step.head_dim)
-    return pool, noise(sum(step.queries), (step.heads + 2 * step.kv_heads) * step.head_dim), batch, spec
+    pool = noise(1, 2, len(order), step.kv_heads, size, step.head_dim)
+    return pool, noise(sum(step.queries), (step.heads + 2 * step.kv_heads) * step.head_dim), _on(device, host), spec
 
 
 def _wide(spec: AttentionSpec) -> AttentionSpec:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from pdmux_ray.errors import ConfigError
+from pdmux_ray.gpu_check.attention import attention
 from pdmux_ray.gpu_check.contexts import graphs, levels
 from pdmux_ray.gpu_check.greedy import greedy
 from pdmux_ray.gpu_check.headline import headline
@@ -32,6 +33,7 @@ CHECKS = (
     Check("levels", "the SMs that each lane really has", 4, levels),
     Check("graphs", "captured kernels belong to their lane", 2, graphs),
     Check("kernels", "operations against float32 references", 20, operations),
+    Check("attention", "prefill attention by each library that is installed", 5, attention),
     Check("sampling", "device-side sampling against the host's", 5, sampling),
     Check("greedy", "the same greedy tokens in every mode", 20, greedy),
     Check("decode", "decode step, alone", 25, decode),
@@ -39,7 +41,7 @@ CHECKS = (
     Check("beside", "decode beside a running prefill", 20, beside),
     Check("switch", "a change of the split", 3, switch),
     Check("host", "what the host spends on a decode step", 6, host),
-    Check("headline", "AUTO against chunked prefill, open loop", 160, headline),
+    Check("headline", "AUTO against chunked prefill, open loop", 155, headline),
 )
 SLOW = ("headline",)  # left out of a quick run, unless it is named
 

@@ -38,6 +38,7 @@ class Cuda:
     decode_buckets: tuple[int, ...] | None = None
     look_ahead: int = 4
     kv_share: float = 0.9
+    prefill_attention: str = "triton"
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ class AttentionBatch:
     page_table: Tensor  # [B, max pages] int32; entries past a sequence's last page are 0 and never read
     rope_lengths: Tensor | None = None  # [T] int64, only for dynamic RoPE scaling: see rope.py
     decodes: int = 0  # so many of the first sequences have one token each; a device may compute those in another way
+    host: AttentionBatch | None = None  # the same on the host, for devices that do not let it read theirs without waiting
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,8 +72,9 @@ class BurstReason(Enum):
     FULL = "full"  # as many as it takes
     ENDS = "ends"  # then a request will have ended, by its tokens or its deadline
     ARRIVALS = "arrivals"  # whoever comes meanwhile waits for the last one
+    BLOCK = "block"  # then the block beside ends
     PAGES = "pages"  # there are pages for so many, without taking anybody's
-    JOINS = "joins"  # one: somebody waits, is prefilled or fetched, and decodes with the next one
+    JOINS = "joins"  # one: somebody waits or is fetched, or is prefilled with no block beside, and decodes with the next one
     HOST = "host"  # one: the host samples, because of what a request asks for
     NO_MODEL = "no_model"  # one: how long an arrival would wait cannot be said without a latency model
 
@@ -96,8 +97,8 @@ class LaneUse:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """What one step (of decodes alone: a burst of them) does, in this order: preempt, start requests, then run decode and
-    prefill together. Estimates are of one step."""
+    """What one step does (a burst of them, when its decodes are by themselves or beside a block), in this order: preempt, start
+    requests, then run decode and prefill together. Estimates are of one step."""
 
     reason: StepReason
     decode: tuple[str, ...] = ()  # requests that compute their newest token and sample the next
@@ -106,7 +107,7 @@ class StepPlan:
     lanes: LaneUse | None = None  # None: every unit works on `decode` and `prefill` together
     why: ModeReason | None = None  # without `lanes`: why it is one pass, when there was a choice
     step_s: Estimate | None = None  # without `lanes`: of the step; None without a latency model
-    steps: int = 1  # decode steps that the device is given at once, a burst; more than one only without a prefill
+    steps: int = 1  # decode steps that the device is given at once, a burst; more than one only without `prefill`
     burst: BurstReason | None = None  # why so many; None when there was no choice
 
     @property

@@ -3,6 +3,9 @@
 It computes them one after the other without the host, each from the tokens of the one before, so it does not stand idle while
 the host looks at what came and plans what is next. What a burst costs: whoever comes in its midst waits for its end, and what
 is computed for a request after its last token is for nothing.
+
+Beside a block of a prefill nobody can begin before the block ends, so a burst until then makes nobody wait. Most blocks are as
+long as one step, and leave no room for more: longer ones would let no prompt begin or overtake for as long.
 """
 
 from __future__ import annotations
@@ -17,11 +20,13 @@ from pdmux_ray.policy.sharing import largest_that_fits
 from pdmux_ray.policy.views import Estimate, RequestView
 
 
-def plan_burst(step: LaneStep, step_s: Estimate | None) -> tuple[int, BurstReason | None]:
-    """Of a step in which everyone decodes and nobody is prefilled: `step_s` is what one is predicted to take. No reason, when
-    there is no choice because the device takes one step at a time.
+def plan_burst(step: LaneStep, step_s: Estimate | None, beside_s: float | None = None) -> tuple[int, BurstReason | None]:
+    """Of a step in which everyone decodes: `step_s` is what one is predicted to take, `beside_s` in how many seconds the block
+    beside it is predicted to end; None: there is none. No reason, when there is no choice because the device takes one step at
+    a time.
 
     One step while anybody could decode with the next one, or the host samples. Else as many as the device takes, but
+    - none goes on when the block has ended: what follows it must not wait;
     - no request gets a step after the one that is certainly its last. So nothing is written beyond its context, and only a stop
       that nobody could foresee leaves tokens to be thrown away;
     - who comes meanwhile is looked at no later than beside a block on an idle device (`LaneLimits.idle_block_s`);
@@ -30,7 +35,7 @@ def plan_burst(step: LaneStep, step_s: Estimate | None) -> tuple[int, BurstReaso
     view, limits = step.view, step.limits
     if limits.most_steps == 1:
         return 1, None
-    if step.preempted or view.waiting or view.prefilling or view.transferring:
+    if step.preempted or view.transferring or (beside_s is None and (view.waiting or view.prefilling)):
         return 1, BurstReason.JOINS
     if any([request.host_sampled for request in step.decoding]):
         return 1, BurstReason.HOST
@@ -40,6 +45,7 @@ def plan_burst(step: LaneStep, step_s: Estimate | None) -> tuple[int, BurstReaso
         (limits.most_steps, BurstReason.FULL),
         (_steps_to_first_end(step.decoding, view.now, step_s.predicted_s), BurstReason.ENDS),
         (_steps_within(limits.idle_block_s, step_s.predicted_s), BurstReason.ARRIVALS),
+        (_steps_within(math.inf if beside_s is None else beside_s, step_s.predicted_s), BurstReason.BLOCK),
     )
     steps, why = min(bounds, key=lambda bound: bound[0])  # of equals the first
     room = step.free_pages + pages_to_grow(step.decoding, view.page_size)

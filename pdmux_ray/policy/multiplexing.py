@@ -6,7 +6,7 @@ and all others to the prefill. AUTO: see `mode_choice.choose_way`.
 lane_step    who can decode, who may start           urgency      whose prompt is due first, who may overtake
 jobs         what the prefill lane works on          sharing      each way to share the device, and what it is predicted to do
 chunks       CHUNKED by predicted time               mode_choice  which way AUTO takes
-look_ahead   how many decode steps at once, when nobody is prefilled
+look_ahead   how many decode steps at once
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from pdmux_ray.policy.chunks import plan_chunks
-from pdmux_ray.policy.decisions import LaneUse, ModeReason, StepPlan, StepReason
+from pdmux_ray.policy.decisions import Block, LaneUse, ModeReason, StepPlan, StepReason
 from pdmux_ray.policy.jobs import choose_work
 from pdmux_ray.policy.lane_limits import LaneLimits
 from pdmux_ray.policy.lane_step import LaneStep, lane_step, mode_in_force
@@ -62,13 +62,34 @@ def plan_lanes(view: LanesView, limits: LaneLimits, costs: CostModel | None) -> 
     if not step.decoding:
         return _prefill_alone(step, work)
     if limits.rule is not None:
-        return _plan(step, StepReason.LANES_BOTH, _ruled_use(step, work))
+        return _both(step, _ruled_use(step, work))
     assert costs is not None
     way, why, room_s = _choose(step, work, costs)
     if way.mode is Mode.CHUNKED:
         return _chunk(step, why, room_s)
     use = LaneUse(way.mode, way.split, why, work.block(way.layers), way.decode_s, way.block_s)
-    return _plan(step, StepReason.LANES_BOTH, _patient(step, use))
+    return _both(step, _patient(step, use))
+
+
+def _both(step: LaneStep, use: LaneUse) -> StepPlan:
+    """Decodes and a block: the one that `use` launches, or the one in flight. In TIME_SHARED they take turns, step by step."""
+    plan, ends_s = _plan(step, StepReason.LANES_BOTH, use), step.held.ends_s if step.held else None
+    if use.mode is Mode.TIME_SHARED or step.limits.most_steps == 1:
+        return plan
+    if use.block_s is not None:
+        ends_s = step.view.now + use.block_s.predicted_s
+    left = replace(step, free_pages=step.free_pages if use.block is None else _free_after(step, use.block))
+    steps, burst = plan_burst(left, use.decode_s, 0.0 if ends_s is None else ends_s - step.view.now)
+    return replace(plan, steps=steps, burst=burst)
+
+
+def _free_after(step: LaneStep, block: Block) -> int:
+    """Pages, when those of a new job have theirs."""
+    room, begin = step.room(), {chunk.request_id for chunk in block.chunks}
+    for request in step.startable:
+        if request.request_id in begin and not request.held_pages:
+            room.take(request, step.view.prefix_hit(request))
+    return room.free_pages
 
 
 def _choose(step: LaneStep, work: Work, costs: CostModel) -> Choice:
@@ -145,7 +166,7 @@ def _hold(step: LaneStep) -> StepPlan:
         if step.costs is not None:
             use = replace(use, decode_s=step.costs.decode(*step.decodes, split.decode_units, split.prefill_units))
             use = _patient(step, use)
-        return _plan(step, StepReason.LANES_BOTH, use)
+        return _both(step, use)
     return replace(_plan(step, StepReason.LANES_PREFILL, use), decode=())
 
 

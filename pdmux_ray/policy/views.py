@@ -184,6 +184,10 @@ class JobView(Protocol):
         """A block of it is computing now: at most one job's is."""
 
     @property
+    def ends_s(self) -> float | None:
+        """When the block in flight is predicted to end; None without one, or without a prediction."""
+
+    @property
     def overtaken(self) -> int:
         """How many jobs that began later have run before it: one more when such a job gets its first block."""
 

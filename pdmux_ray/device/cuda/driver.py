@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from pdmux_ray.errors import ConfigError, PdmuxError
+from pdmux_ray.errors import CudaUnavailableError, PdmuxError
 
 NEEDED = 12_040  # the first version with green contexts; 1000 * major + 10 * minor, as the driver counts
 GREEN_STREAMS = 12_050  # the first with cuGreenCtxStreamCreate
@@ -21,7 +21,6 @@ QUEUES = 32  # of the device that streams are spread over; the driver's default 
 
 _NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE
 _NAME_BYTES = 256
-_INSTEAD = "configs/cpu-mux.yaml (engine.device: cpu) needs no GPU."
 
 
 class CudaError(PdmuxError):
@@ -30,13 +29,6 @@ class CudaError(PdmuxError):
     def __init__(self, call: str, result: Any) -> None:
         super().__init__(f"{call} failed with {getattr(result, 'name', 'CUresult')} ({int(result)})")
         self.call, self.code = call, int(result)
-
-
-class CudaUnavailableError(ConfigError):
-    """This machine cannot run the CUDA device; the message says what is missing, and what runs instead."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__(f"{message} {_INSTEAD}")
 
 
 class NoDriverError(CudaUnavailableError):

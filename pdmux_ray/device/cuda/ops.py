@@ -1,4 +1,5 @@
-"""The operations of a decoder layer on CUDA: this package's Triton kernels, and cuBLAS for the linears."""
+"""The operations of a decoder layer on CUDA: this package's Triton kernels, cuBLAS for the linears, and for the attention of
+prefills what `prefill_backends` has."""
 
 from __future__ import annotations
 
@@ -9,10 +10,10 @@ import torch
 from torch import Tensor
 
 from pdmux_ray.device.cuda.kernels.decode_attention import decode_attention, pieces_for
-from pdmux_ray.device.cuda.kernels.prefill_attention import prefill_attention
 from pdmux_ray.device.cuda.kernels.rms_norm import rms_norm
 from pdmux_ray.device.cuda.kernels.rope_kv import rope_kv
 from pdmux_ray.device.cuda.kernels.silu_mul import silu_mul
+from pdmux_ray.device.cuda.prefill_backends import MakeAttention, TritonPrefill
 from pdmux_ray.device.cuda.scratch import Scratch
 from pdmux_ray.errors import IntegrityError
 from pdmux_ray.model.ops import AttentionBatch, AttentionSpec, LayerWeights, RunLayers
@@ -36,9 +37,10 @@ class CudaOps:
     A step of one token a sequence, and the first `batch.decodes` sequences of any step, use split-KV attention.
     """
 
-    def __init__(self, kv_pool: Tensor, scratch: Scratch, sms: int) -> None:
-        """`sms`: streaming multiprocessors that the lane has."""
+    def __init__(self, kv_pool: Tensor, scratch: Scratch, sms: int, attention: MakeAttention = TritonPrefill) -> None:
+        """`sms`: streaming multiprocessors that the lane has. `attention`: of prefills."""
         self.sms, self._scratch = sms, scratch
+        self._prefill = attention(sms, scratch.max_sequences)
         self._layers = [(layer[0], layer[1]) for layer in kv_pool]  # keys, values: [pages, KVH, page_size, D]
         self._counting = torch.arange(scratch.max_tokens, device=scratch.device)
 
@@ -92,19 +94,7 @@ class CudaOps:
         if decodes:
             self._decode(qkv[:decodes], keys, values, batch, spec, out[:decodes])
         if decodes < sequences:
-            prefill_attention(
-                qkv,
-                keys,
-                values,
-                batch.page_table[decodes:],
-                batch.query_starts[decodes:],
-                batch.context_lengths[decodes:],
-                spec.scale,
-                spec.window,
-                self.sms,
-                self._scratch.max_sequences,
-                out,
-            )
+            self._prefill(qkv, keys, values, batch, spec, out)
         return out
 
     def _decode(

@@ -105,9 +105,7 @@ class PrefillLane:
             arrays |= {f"{name} {at}": tensor.numpy() for name, tensor in tensors.items() if tensor is not None}
         device, ready = self._send(arrays, after)
         hidden = self._hidden(int(ends[-1]))
-        passes = [
-            _Pass(slice(starts[at], int(ends[at])), _batch_of(device, at, part.batch.decodes)) for at, part in enumerate(parts)
-        ]
+        passes = [_Pass(slice(starts[at], int(ends[at])), _batch_of(device, at, part.batch)) for at, part in enumerate(parts)]
         sampling = SamplingRows.of(device, device["uniforms"])
         return Forward(sampled, host_sampled(sampled), passes, device["token_ids"], device["rows"], sampling, hidden, ready)
 
@@ -163,8 +161,8 @@ class PrefillLane:
         return packed.tensors(inputs), self._staged
 
 
-def _batch_of(tensors: Tensors, at: int, decodes: int) -> AttentionBatch:
-    """Of pass `at`, from the names that `open` gave."""
+def _batch_of(tensors: Tensors, at: int, host: AttentionBatch) -> AttentionBatch:
+    """Of pass `at`, from the names that `open` gave. `host`: the same on the host."""
     return AttentionBatch(
         positions=tensors[f"positions {at}"],
         slots=tensors[f"slots {at}"],
@@ -172,7 +170,8 @@ def _batch_of(tensors: Tensors, at: int, decodes: int) -> AttentionBatch:
         context_lengths=tensors[f"context_lengths {at}"],
         page_table=tensors[f"page_table {at}"],
         rope_lengths=tensors.get(f"rope_lengths {at}"),
-        decodes=decodes,
+        decodes=host.decodes,
+        host=host,
     )
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from pdmux_ray.device.cuda.cuda_streams import CudaStreams
 from pdmux_ray.device.cuda.prefill import Forward
 from pdmux_ray.device.cuda.probe import probe
-from pdmux_ray.device.cuda.startup import Kernels, Parts, start, triton_kernels
+from pdmux_ray.device.cuda.startup import Kernels, Parts, start
 from pdmux_ray.device.cuda.streams import Event, Stream, Streams
 from pdmux_ray.engine.runner import GiveUp, PrefillSlice, StepBatch, StepOutput, never
 from pdmux_ray.model.config import DecoderConfig
@@ -98,11 +98,12 @@ class CudaRunner:
         # In a thread that ends then: its cuBLAS handle, and the workspace that the handle has on each stream, go to whoever
         # computes next. Made here they would stay with this thread, and the one that steps would make its own, amid a step.
         with ThreadPoolExecutor(1, thread_name_prefix="cuda-start") as thread:
-            kernels = kernels or triton_kernels()
             parts = thread.submit(start, model_dir, config, model, self._streams, kernels, strict).result()
         self._parts: Parts | None = parts  # None: closed
         self.dtype, self.layout, self.pages = parts.dtype, parts.layout, parts.usable_pages
-        self.kernels, self.settings = "triton", f"splits {[(s.prefill_units, s.decode_units) for s in self.splits]}"
+        prefills = config.cuda.prefill_attention
+        self.kernels = "triton" if prefills == "triton" else f"triton, attention of prefills by {prefills}"
+        self.settings = f"splits {[(s.prefill_units, s.decode_units) for s in self.splits]}"
         self._whole = Split(self.units, self.units)
         self._prefill_chain = Chain()
         self._decodes_end: Event | None = None

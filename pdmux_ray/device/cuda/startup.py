@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,8 +31,9 @@ from pdmux_ray.model.decoder import Decoder, load_decoder
 from pdmux_ray.model.ops import Ops
 from pdmux_ray.types import SamplingParams, Split
 
-if TYPE_CHECKING:  # it needs pydantic, which a machine that only computes may lack
-    from pdmux_ray.config import EngineConfig
+if TYPE_CHECKING:
+    from pdmux_ray.config import EngineConfig  # it needs pydantic, which a machine that only computes may lack
+    from pdmux_ray.device.cuda.prefill_backends import MakeAttention
 
 logger = logging.getLogger(__name__)
 
@@ -48,15 +50,24 @@ class Kernels:
     sample: Sample
 
 
-def triton_kernels() -> Kernels:
-    """This package's own. Imports triton."""
+def triton_kernels(prefills: MakeAttention | None = None) -> Kernels:
+    """This package's own; `prefills`: others for the attention of prefills. Imports triton."""
     from pdmux_ray.device.cuda.kernels.sampling import draw
     from pdmux_ray.device.cuda.ops import CudaOps
 
     def sample(logits: Tensor, rows: SamplingRows, out: Tensor) -> None:
         draw(logits, rows.uniforms, rows.temperature, rows.top_k, rows.top_p, rows.min_p, out)
 
-    return Kernels(CudaOps, sample)
+    return Kernels(CudaOps if prefills is None else partial(CudaOps, attention=prefills), sample)
+
+
+def configured_kernels(config: EngineConfig, model: DecoderConfig, device: torch.device, pass_tokens: int) -> Kernels:
+    """Raises ConfigError when the attention of prefills is to be a library's that cannot compute it."""
+    from pdmux_ray.device.cuda.prefill_backends import Needs, attention_by
+
+    plans = -(-model.context_length // pass_tokens) * len(set(model.windows))
+    needs = Needs(device, resolve_dtype(config.dtype, device), config.page_size, model.head_dim, plans)
+    return triton_kernels(attention_by(config.cuda.prefill_attention, needs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +87,15 @@ class Parts:
 
 
 def start(
-    model_dir: Path, config: EngineConfig, model: DecoderConfig, streams: Streams, kernels: Kernels, strict: bool
+    model_dir: Path, config: EngineConfig, model: DecoderConfig, streams: Streams, kernels: Kernels | None, strict: bool
 ) -> Parts:
-    """`model`: with the context length that is served; `strict`: see `DecodeGraphs`. Raises what `CudaRunner` raises."""
+    """`model`: with the context length that is served; `kernels`: None for those that are configured; `strict`: see
+    `DecodeGraphs`. Raises what `CudaRunner` raises."""
     dtype = resolve_dtype(config.dtype, streams.device)
     shape = StepShape(bucket_sizes(config.max_batch, config.cuda.decode_buckets), config.cuda.look_ahead, config.page_size)
     wanted_tokens = max(config.max_prefill_tokens, config.chunk_tokens, config.max_batch)
     pass_tokens = min(wanted_tokens, config.max_batch * model.context_length)
+    kernels = kernels or configured_kernels(config, model, streams.device, pass_tokens)
     maker = _Maker(
         streams,
         kernels,

@@ -12,9 +12,10 @@ import torch
 from cuda.bindings import driver as cuda
 
 from pdmux_ray.device.cuda.cuda_streams import CudaStream, CudaStreams, GraphPool, kernel_contexts, left_alone
-from pdmux_ray.device.cuda.driver import CudaError, CudaUnavailableError, Driver
+from pdmux_ray.device.cuda.driver import CudaError, Driver
 from pdmux_ray.device.cuda.recording import divided
 from pdmux_ray.device.gpus import has_gpu
+from pdmux_ray.errors import CudaUnavailableError
 from pdmux_ray.types import Split
 
 pytestmark = pytest.mark.cpu

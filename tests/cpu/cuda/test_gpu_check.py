@@ -55,14 +55,14 @@ def test_a_dry_run_carries_every_check_to_its_end_with_five_packages(dry: Dry) -
     assert failed == [], done.stderr
     assert done.returncode == 0, done.stderr
     assert (found["complete"], found["failed"]) == (True, False)
-    names = "machine levels graphs kernels sampling greedy decode prefill beside switch host headline"
+    names = "machine levels graphs kernels attention sampling greedy decode prefill beside switch host headline"
     assert [check["name"] for check in found["checks"]] == names.split()
 
 
 def test_a_dry_run_judges_what_is_right_and_not_how_fast(dry: Dry) -> None:
     _, directory = dry
     verdicts = {c["name"]: {row["verdict"] for row in c["rows"] if row["limit"]} for c in report(directory)["checks"]}
-    for name in ("graphs", "kernels", "sampling", "greedy"):
+    for name in ("graphs", "kernels", "attention", "sampling", "greedy"):
         assert verdicts[name] == {"ok"}, name
     for name in ("decode", "prefill", "beside", "switch", "host", "headline"):
         assert verdicts[name] <= {"not judged"}, name
@@ -80,7 +80,7 @@ def test_a_dry_run_compares_auto_with_every_size_of_chunks_on_both_loads(dry: Dr
 
 def test_each_result_is_printed_beneath_its_check_with_what_is_left(dry: Dry) -> None:
     done, _ = dry
-    assert "[6/12] greedy: the same greedy tokens in every mode   (about " in done.stdout
+    assert "[7/13] greedy: the same greedy tokens in every mode   (about " in done.stdout
     assert "every limit that was judged holds" in done.stdout
 
 

@@ -13,6 +13,8 @@ from tiny_models import VOCAB, save_tiny
 from pdmux_ray.bench.correctness import Answers
 from pdmux_ray.engine.engine import Engine
 from pdmux_ray.engine.limits import resolve_limits
+from pdmux_ray.engine.timeline import Step
+from pdmux_ray.policy.fake_costs import FakeCosts
 from pdmux_ray.types import ModelFacts, NewRequest, SamplingParams
 
 pytestmark = pytest.mark.cpu
@@ -22,12 +24,17 @@ READER = NewRequest("reader", tuple(prompt(1, 5)), SamplingParams(max_tokens=90,
 LONG = NewRequest("long", tuple(prompt(2, 40)), SamplingParams(max_tokens=1, ignore_eos=True))
 
 
-@pytest.mark.parametrize("seed", range(12))
-def test_beside_decodes_the_host_waits_for_tokens_but_for_no_block(tmp_path: Path, seed: int) -> None:
+STEPS_MS, PROMPT_MS = 1.0, 12.0  # as predicted: a block of a layer is as long as several steps
+COSTS = FakeCosts(8, 3, fixed_s=0.0, weights_s=1e-3 * STEPS_MS, request_s=0.0, context_s=0.0, token_s=1e-3 * PROMPT_MS / 40)
+
+
+@pytest.mark.parametrize("costs", [None, COSTS], ids=["single steps", "bursts"])
+@pytest.mark.parametrize("seed", range(6))
+def test_beside_decodes_the_host_waits_for_tokens_but_for_no_block(tmp_path: Path, seed: int, costs: FakeCosts | None) -> None:
     runner, streams = recorded_runner(save_tiny("llama", tmp_path), seed)
     limits = resolve_limits(settings(**BLOCKS), ModelFacts(128, VOCAB, frozenset({2}), prefixes_are_shareable=True), runner)
     answers = Answers()
-    engine = Engine(runner, limits, answers)
+    engine = Engine(runner, limits, answers, costs=costs)
     engine.submit(READER)
     while not answers.tokens.get("reader"):
         engine.step()
@@ -39,6 +46,8 @@ def test_beside_decodes_the_host_waits_for_tokens_but_for_no_block(tmp_path: Pat
         engine.step()
     assert prefills(streams.waited) == prefills(before)
     assert len(answers.tokens["reader"]) >= tokens + runner.layers  # a step a block, at least
+    steps = [record for record in engine.timeline.since(0) if isinstance(record, Step) and record.reason == "lanes_both"]
+    assert any(step.steps > 1 for step in steps) is (costs is not None)
     assert streams.waited.total() > before.total()
     engine.close()
 

@@ -273,14 +273,16 @@ def test_a_burst_may_run_beside_a_block_of_another_units(worlds: Worlds) -> None
     half = Split(4, 4)
     script = Script(
         both(lanes=use(Mode.SPLIT, Split(UNITS, 0), begin("a", 3, LAYERS))),
-        replace(both("a", lanes=use(Mode.SPLIT, half, begin("b", 40, 1))), steps=3),
+        replace(both("a", lanes=use(Mode.SPLIT, half, begin("b", 30, 1))), steps=3),
         replace(both("a", lanes=use(Mode.SPLIT, half)), steps=3),
     )
-    engine, log = worlds(limits(mode=Mode.AUTO), runner=Watched, planner=script)
+    engine, log = worlds(limits(mode=Mode.AUTO), runner=Watched, planner=script, costs=(learner := Learner()))
     engine.submit(request("a", max_tokens=20))
-    engine.submit(request("b", [2] * 40))
+    engine.submit(request("b", [2] * 30))
     for _ in range(3):
         engine.step()
     assert log.tokens("a") == expected(request("a", max_tokens=20), engine.limits)[0][:7]
     assert [job.layers_done for job in lanes_of(engine).jobs] == [1]
+    beside = [told[3] for told in learner.decodes]
+    assert beside == [4, 4, 4, 4, 0, 0], "the block took three steps and most of a fourth"
     engine.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pdmux_ray.policy.decisions import Chunk, LaneUse, StepPlan
 from pdmux_ray.policy.fake_costs import FakeCosts
@@ -61,6 +61,7 @@ class Begun:
     layers_done: int = 0
     in_flight: bool = False
     overtaken: int = 0
+    ends_s: float | None = None
 
 
 @dataclass
@@ -135,7 +136,7 @@ def check(view: Lanes, plan: StepPlan) -> None:
     block = plan.lanes.block if plan.lanes else None
     chunks = [*plan.prefill, *(block.chunks if block else ())]
     _check_pages(view, decodes, preempted, [seen[chunk.request_id] for chunk in chunks], plan.steps)
-    assert plan.steps == 1 or not (chunks or view.held), "a burst beside a prefill"
+    assert plan.steps == 1 or _ends_before_the_block(view, plan), "a burst that a prefill waits for"
     assert plan.steps == 1 or all(request.left >= plan.steps and not request.host_sampled for request in decodes)
     computed = [request for job in view.jobs if job not in dropped for request in job.requests]
     for chunk in chunks:
@@ -149,6 +150,17 @@ def check(view: Lanes, plan: StepPlan) -> None:
     assert len({chunk.request_id for chunk in chunks}) == len(chunks)
     if plan.lanes is not None:
         _check_use(view, plan, plan.lanes, dropped)
+
+
+def _ends_before_the_block(view: Lanes, plan: StepPlan) -> bool:
+    """Also when there is none."""
+    use = plan.lanes
+    if use is None or not (use.block or view.held):
+        return not plan.prefill
+    ends_s = view.now + use.block_s.predicted_s if use.block_s else view.held.ends_s if view.held else None
+    if ends_s is None or use.decode_s is None:
+        return False
+    return use.mode is not Mode.TIME_SHARED and plan.steps * use.decode_s.predicted_s <= ends_s - view.now + 1e-9
 
 
 def _check_pages(view: Lanes, decodes: list[Asked], preempted: list[Asked], begin: list[Asked], steps: int) -> None:
@@ -223,16 +235,17 @@ class World(Lanes):
         decodes = [self._find(name) for name in plan.decode]
         for request in decodes:
             self._hold(request, max(pages_of(request.known_tokens + plan.steps - 1) - request.held_pages, 0))
-        for _ in range(plan.steps):
+        for left in reversed(range(plan.steps)):
             began_s = self.now
-            told_s = self._one_pass(plan.prefill, decodes) if use is None else self._lanes(use, decodes)
+            told_s = self._one_pass(plan.prefill, decodes) if use is None else self._lanes(use, decodes, left)
+            use = use and replace(use, block=None)
             for request in decodes:
                 self._token(request, told_s)
             self.gaps_s += [self.now - began_s] * bool(decodes)
             assert self.now > began_s, "nothing happens"
 
-    def _lanes(self, use: LaneUse, decodes: list[Asked]) -> float:
-        """When the decodes have their tokens."""
+    def _lanes(self, use: LaneUse, decodes: list[Asked], left: int) -> float:
+        """When the decodes have their tokens. `left`: steps of the burst after this one."""
         at_once = use.mode is not Mode.TIME_SHARED
         if use.block is not None and at_once:
             self._launch(use)
@@ -243,7 +256,7 @@ class World(Lanes):
         told_s = self.now
         if use.block is not None and not at_once:
             self._launch(use)
-        if self.held and (not decodes or not at_once or self._block_ends_s <= self.now + use.wait_s):
+        if self.held and not left and (not decodes or not at_once or self._block_ends_s <= self.now + use.wait_s):
             self.now = max(self.now, self._block_ends_s)
             self._land()
         return told_s
@@ -263,12 +276,12 @@ class World(Lanes):
         layers, self._end_layer, job.in_flight = block.end_layer - job.layers_done, block.end_layer, True
         last = block.end_layer == self.layers
         block_s = self.costs.prefill(job.pieces, layers, use.split.prefill_units, beside, last).predicted_s
-        self._block_ends_s = self.now + block_s
+        self._block_ends_s = job.ends_s = self.now + block_s
 
     def _land(self) -> None:
         job = self.held
         assert job is not None
-        job.in_flight, job.layers_done = False, self._end_layer
+        job.in_flight, job.layers_done, job.ends_s = False, self._end_layer, None
         if job.layers_done == self.layers:
             self.jobs.remove(job)
             for request in job.requests:

@@ -46,7 +46,8 @@ def views(draw: st.DrawFn, units: int) -> Lanes:
         members = [waiter(f"j{i}{k}", draw(lengths), draw(DUES), 10 + 3 * i + k) for k in range(draw(st.integers(1, 3)))]
         jobs.append(begun(i + 1, *members, done=draw(st.integers(0, 29)), overtaken=draw(st.integers(0, 16))))
     if jobs and draw(st.booleans()):
-        jobs[draw(st.integers(0, len(jobs) - 1))].in_flight = True
+        flying = jobs[draw(st.integers(0, len(jobs) - 1))]
+        flying.in_flight, flying.ends_s = True, view.now + draw(st.floats(-0.1, 0.5))
     with_jobs(view, *jobs)
     if draw(st.booleans()):
         known = draw(st.integers(2, 300))

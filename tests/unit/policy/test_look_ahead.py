@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from pdmux_ray.types import Mode, Split
 from .lanes import PAGE, Asked, Lanes, begun, check, decoder, waiter, with_jobs
 
 DEVICE = FakeCosts(fixed_s=0.0, weights_s=0.005, request_s=0.0, context_s=0.0)  # any decode step takes 5 ms
+LEVEL = replace(DEVICE, knee=1, contention=0.0, pair_s=0.0)  # on any unit, and beside a prefill, too
 MOST = 8
 
 
@@ -47,12 +49,38 @@ def test_a_device_that_takes_one_step_at_a_time_leaves_no_choice() -> None:
     assert burst(Lanes(decoding=[reader()]), most_steps=1) == (1, None)
 
 
-def test_beside_a_prefill_and_in_its_turn_there_is_no_choice() -> None:
+def test_in_turns_with_a_prefill_there_is_no_choice() -> None:
     waits = Lanes(decoding=[reader()], waiting=[waiter("w", 100)])
-    assert burst(waits, itl_s=0.1) == (1, None)
     assert burst(waits, mode=Mode.TIME_SHARED, itl_s=0.1) == (1, None)
-    flying = with_jobs(Lanes(decoding=[reader()], split=Split(1, 1), mode=Mode.SPLIT), begun(1, waiter("w", 9), in_flight=True))
-    assert burst(flying) == (1, None)
+
+
+@pytest.mark.parametrize(
+    ("layers", "expected"),
+    [(1, (1, BurstReason.BLOCK)), (3, (4, BurstReason.BLOCK)), (30, (MOST, BurstReason.FULL))],
+)
+def test_beside_a_block_that_is_launched_a_burst_ends_before_it_does(layers: int, expected: tuple[int, BurstReason]) -> None:
+    """A layer takes 6.8 ms, a step 5."""
+    view = Lanes(decoding=[reader()], waiting=[waiter("w", 100)])
+    assert burst(view, LEVEL, rule=FixedRule(Split(1, 1), layers)) == expected
+
+
+@pytest.mark.parametrize(("left_s", "steps"), [(0.0151, 3), (0.004, 1), (-1.0, 1), (None, 1)])
+def test_beside_a_block_in_flight_a_burst_ends_before_it_is_due(left_s: float | None, steps: int) -> None:
+    job = begun(1, waiter("w", 9), in_flight=True)
+    job.ends_s = None if left_s is None else 50.0 + left_s
+    view = with_jobs(Lanes(decoding=[reader()], split=Split(1, 1), mode=Mode.SPLIT, now=50.0), job)
+    assert burst(view, LEVEL) == (steps, BurstReason.BLOCK)
+
+
+def test_beside_a_block_whoever_is_fetched_still_waits_for_one_step_at_most() -> None:
+    view = Lanes(decoding=[reader()], waiting=[waiter("w", 100)], transferring=[reader("far away")])
+    assert burst(view, LEVEL, rule=FixedRule(Split(1, 1))) == (1, BurstReason.JOINS)
+
+
+@pytest.mark.parametrize(("free_pages", "expected"), [(7, (4, BurstReason.PAGES)), (8, (MOST, BurstReason.FULL))])
+def test_a_burst_leaves_the_job_beside_its_pages(free_pages: int, expected: tuple[int, BurstReason]) -> None:
+    view = Lanes(decoding=[reader("a", 2 * PAGE - 3)], waiting=[waiter("w", 100)], free_pages=free_pages)
+    assert burst(view, LEVEL, rule=FixedRule(Split(1, 1))) == expected
 
 
 @pytest.mark.parametrize(

@@ -139,12 +139,13 @@ def _block_kernel(
         best = tl.full([BLOCK_M], float("-inf"), dtype=tl.float32)
         mass = tl.zeros([BLOCK_M], dtype=tl.float32)
         total = tl.zeros([BLOCK_M, BLOCK_D], dtype=tl.float32)
-        seen_by_all = (first_token + 1) // BLOCK_N
+        begin = 0
         if WINDOW > 0:
-            masked_from = tl.maximum(first_token - WINDOW + 1, 0) // BLOCK_N
-        else:
-            masked_from = seen_by_all
-            for block in range(seen_by_all):
+            begin = tl.maximum(first_token - WINDOW + 1, 0) // BLOCK_N
+        # Blocks that every query sees come first and need no mask; with a window they are not told apart.
+        for MASKED in tl.static_range(1 if WINDOW > 0 else 0, 2):
+            end = (end_token + BLOCK_N - 1) // BLOCK_N if MASKED else (first_token + 1) // BLOCK_N
+            for block in range(begin, end):
                 tokens = block * BLOCK_N + tl.arange(0, BLOCK_N)
                 best, mass, total = attend(
                     queries,
@@ -159,35 +160,14 @@ def _block_kernel(
                     pages,
                     columns,
                     scale,
-                    False,
-                    0,
+                    MASKED,
+                    WINDOW,
                     KV_HEADS,
                     HEAD_DIM,
                     PAGE_SIZE,
                     BLOCK_D,
                 )
-        for block in range(masked_from, (end_token + BLOCK_N - 1) // BLOCK_N):
-            tokens = block * BLOCK_N + tl.arange(0, BLOCK_N)
-            best, mass, total = attend(
-                queries,
-                last,
-                tokens,
-                length,
-                best,
-                mass,
-                total,
-                k_base,
-                v_base,
-                pages,
-                columns,
-                scale,
-                True,
-                WINDOW,
-                KV_HEADS,
-                HEAD_DIM,
-                PAGE_SIZE,
-                BLOCK_D,
-            )
+            begin = end
         where = out + token_row[:, None] * (KV_HEADS * GROUP * HEAD_DIM) + head_at[:, None] + columns[None, :]
         mean = total / mass[:, None]
         tl.store(where, mean.to(out.dtype.element_ty), mask=real[:, None] & (columns < HEAD_DIM)[None, :])

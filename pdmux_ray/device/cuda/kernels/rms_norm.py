@@ -1,4 +1,8 @@
-"""RMS norm of each token, a CTA a token."""
+"""RMS norm of each token, a CTA a token.
+
+The residual stream is summed before, in the accumulator of the product that adds to it (`CudaOps.linear`): so a norm reads the
+sum once, and no kernel of its own makes it.
+"""
 
 from __future__ import annotations
 
