@@ -10,12 +10,15 @@ from kv_transfer.api import FenceReason, LossReason
 
 @dataclass(slots=True)
 class Stats:
-    """Totals since the start, but for the gauge `quarantined_pages`. Of each handoff, Ds count one half and Ps the other."""
+    """Totals since the start, but for the gauge `quarantined_pages`. Of each handoff, Ds count one half and Ps the other.
+
+    Counts by reason begin at 0 for every one: who watches a total sees the first, too.
+    """
 
     # as D
     fetched: int = 0  # handoffs that the engine asked for
     landed: int = 0
-    lost: Counter[LossReason] = field(default_factory=Counter)
+    lost: Counter[LossReason] = field(default_factory=lambda: Counter(dict.fromkeys(LossReason, 0)))
     landed_tokens: int = 0
     used_tokens: int = 0  # of them, as the engine reports: less means that KV was received and computed again
     landed_bytes: int = 0
@@ -27,13 +30,13 @@ class Stats:
     # as P
     wanted: int = 0
     sent: int = 0
-    unsent: Counter[LossReason] = field(default_factory=Counter)
+    unsent: Counter[LossReason] = field(default_factory=lambda: Counter(dict.fromkeys(LossReason, 0)))
     written_bytes: int = 0  # in writes that went well
     written_s: float = 0.0  # from the post of such a write to its end, summed
     writes: int = 0
     writes_failed: int = 0
     # as both
-    fenced: Counter[FenceReason] = field(default_factory=Counter)
+    fenced: Counter[FenceReason] = field(default_factory=lambda: Counter(dict.fromkeys(FenceReason, 0)))
     peers_refused: int = 0
     peers_silent: int = 0
 
