@@ -16,6 +16,7 @@ from pdmux_ray.bench.cli import add_bench, add_simulate, add_timeline, with_acti
 from pdmux_ray.errors import ConfigError, PdmuxError
 from pdmux_ray.gpu_check.command import add_gpu_check
 from pdmux_ray.latency.command import add_profile
+from pdmux_ray.metrics.dashboards.command import add_dashboards
 from pdmux_ray.roles import add_role
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ def parser() -> argparse.ArgumentParser:
     add_simulate(commands.add_parser("simulate", help="latencies and goodput of a config, on a device that is not at hand"))
     add_role(commands.add_parser("role", help="list the instances of a running server, or give one another role"))
     add_gpu_check(commands.add_parser("gpu-check", help="check and measure the CUDA device on the GPU at hand"))
+    add_dashboards(commands.add_parser("dashboards", help="dashboards for Grafana, rules for Prometheus, or a picture of them"))
     config = commands.add_parser("config", help="look at config files").add_subparsers(required=True, metavar="ACTION")
     check = config.add_parser("check", help="check a Serve config file and print every value it leads to")
     check.add_argument("file", type=Path)

@@ -111,6 +111,7 @@ class Card:
     unit: str
     lines: Sequence[str] = ()
     key: Key | None = None
+    style: str = ""  # "better", "warning" or "worse"
 
 
 @dataclass(frozen=True, slots=True)
