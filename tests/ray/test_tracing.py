@@ -11,11 +11,10 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from pdmux_ray.config import AppConfig, GatewayConfig, TracingConfig
-from tests.ray.conftest import App, fake_engine
+from pdmux_ray.config import TracingConfig
+from tests.ray.test_disaggregated import CONFIG, PAGE_WORDS, Pair
+from tests.ray.test_disaggregated import pytestmark as pytestmark  # Ray, and NIXL
 from tests.ray.test_operation import wait_until
-
-pytestmark = pytest.mark.ray
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 
@@ -54,7 +53,7 @@ class _Handler(BaseHTTPRequestHandler):
         """Says nothing."""
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def collector() -> Iterator[Collector]:
     with Collector() as running:
         threading.Thread(target=running.serve_forever, daemon=True).start()
@@ -62,27 +61,28 @@ def collector() -> Iterator[Collector]:
         running.shutdown()
 
 
-@pytest.fixture
-def traced(served: str, collector: Collector) -> Iterator[App]:
-    """An application that tells the collector of every request."""
+@pytest.fixture(scope="module")
+def traced(served: str, collector: Collector) -> Iterator[Pair]:
+    """An instance that prefills and one that decodes; the gateway tells the collector of every request."""
     from ray import serve
 
     from pdmux_ray.serve.app import build_app
 
     tracing = TracingConfig(endpoint=collector.url, service_name="test")
-    config = AppConfig(served_model_name="demo", engine=fake_engine(), gateway=GatewayConfig(tracing=tracing))
-    serve.run(build_app(config), name="app-traced", route_prefix="/traced")
-    yield App(f"{served}/traced", "app-traced")
-    serve.delete("app-traced")
+    config = CONFIG.model_copy(update={"gateway": CONFIG.gateway.model_copy(update={"tracing": tracing})})
+    serve.run(build_app(config), name="traced", route_prefix="/traced")
+    pair = Pair(f"{served}/traced", "traced")
+    wait_until(pair.joined, 60)
+    yield pair
+    serve.delete("traced")
 
 
 def seconds(span: Span) -> float:
     return (span.end_time_unix_nano - span.start_time_unix_nano) / 1e9
 
 
-def test_a_request_arrives_as_a_span_with_its_stages_in_the_trace_of_its_client(traced: App, collector: Collector) -> None:
-    traced.wait_until_healthy()
-    body = {"model": "demo", "prompt": [7, 8, 9], "max_tokens": 12, "stream": True}
+def test_a_request_arrives_as_a_span_with_its_stages_in_the_trace_of_its_client(traced: Pair, collector: Collector) -> None:
+    body = {"model": "demo", "prompt": " word" * PAGE_WORDS, "max_tokens": 12, "stream": True}
     headers = {"traceparent": f"00-{TRACE}-{PARENT}-01", "tracestate": "vendor=x"}
     reply = httpx.post(f"{traced.url}/v1/completions", json=body, headers=headers, timeout=30)
     wait_until(lambda: "decode" in collector.of(TRACE), 30)
@@ -92,8 +92,11 @@ def test_a_request_arrives_as_a_span_with_its_stages_in_the_trace_of_its_client(
     assert reply.headers["tracestate"] == "vendor=x"
     assert request.parent_span_id.hex() == PARENT
     assert {span.parent_span_id for span in spans.values()} == {request.span_id}
-    assert spans.keys() >= {"gateway", "prefill", "delivery", "decode"}
-    assert "transfer" not in spans  # there is a single instance
+    assert spans.keys() >= {"gateway", "transfer", "prefill", "delivery", "decode"}
+    (routed,) = request.events
+    told = {pair.key: pair.value for pair in routed.attributes}
+    assert told["pdmux.instance"].string_value == traced.named("decode")
+    assert [each.string_value for each in told["pdmux.prefill_instances"].array_value.values] == [traced.named("prefill")]
     stages = [span for name, span in spans.items() if name != "decode"]
     assert sum(map(seconds, stages)) == pytest.approx(
         traced.metric("pdmux_time_to_first_token_seconds_sum"), abs=0.001
@@ -102,8 +105,7 @@ def test_a_request_arrives_as_a_span_with_its_stages_in_the_trace_of_its_client(
     assert collector.services == {"test"}
 
 
-def test_a_refused_request_is_told_too(traced: App, collector: Collector) -> None:
-    traced.wait_until_healthy()
+def test_a_refused_request_is_told_too(traced: Pair, collector: Collector) -> None:
     reply = httpx.post(f"{traced.url}/v1/completions", json={"model": "other", "prompt": "x"}, timeout=30)
     trace_id = reply.headers["traceparent"].split("-")[1]
     wait_until(lambda: collector.of(trace_id), 30)
