@@ -45,13 +45,13 @@ def _blocks(row: Sequence[Panel], answers: Answers, span: Span) -> Iterator[Bloc
 
 def _cards(panel: Panel, curves: Sequence[Curve]) -> list[Card]:
     if not curves:
-        return [Card(panel.title, figures.NONE, "", [NO_DATA, panel.description])]
+        return [Card(panel.title, figures.NONE, "", [NO_DATA, panels.words(panel)])]
     return [
         Card(
             panel.title,
             panels.figure(curve.series.value, panel.unit),
             panel.unit.name,
-            [figures.printable(curve.name), f"{panel.description} {panels.limits(panel)}".rstrip()],
+            [figures.printable(curve.name), panels.words(panel)],
             style=_STYLES[panel.thresholds.of(curve.series.value)],
         )
         for curve in curves
@@ -66,7 +66,7 @@ def _chart(panel: Panel, curves: Sequence[Curve], span: Span) -> Chart:
         panel.title,
         panel.description,
         [Key.of(line, "line" if panel.form is Form.LINES else "box") for line in named],
-        " ".join(filter(None, (panel.description, panels.limits(panel), note if curves else NO_DATA))),
+        " ".join(filter(None, (panels.words(panel), note if curves else NO_DATA))),
         Table(
             panel.title,
             ("", "newest"),
@@ -118,7 +118,7 @@ def _beside(line: list[Spec]) -> Spec:
 def _part(panel: Panel, curves: Sequence[Curve], span: Span) -> Spec:
     width = panel.columns * _COLUMN_PX - _BETWEEN_PX
     shown, note = panels.chosen(curves)
-    words = " ".join(filter(None, (panel.description, panels.limits(panel), note if curves else NO_DATA)))
+    words = " ".join(filter(None, (panels.words(panel), note if curves else NO_DATA)))
     title: Spec = {
         "text": panel.title,
         "subtitle": textwrap.wrap(words, int(width / _LETTER_PX)),

@@ -30,6 +30,9 @@ _AXES: dict[Unit, Spec] = {
 }
 _ALIGNED: Spec = {"minExtent": 46, "maxExtent": 46}  # so that panels above each other begin at the same place
 _COUNTS: Spec = {"labelExpr": "datum.value >= 1e4 ? format(datum.value, '~s') : format(datum.value, '~r')"}
+_DASHED: Spec = {"condition": {"test": "datum.dashed", "value": [6, 4]}, "value": [1, 0]}
+_STEPS_S = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400)  # between two times
+_MOST_TIMES = 6  # beneath a chart
 _PREFIXES = ((1e9, "GB/s"), (1e6, "MB/s"), (1e3, "kB/s"), (1.0, "B/s"))
 
 
@@ -47,6 +50,11 @@ def figure(value: float, unit: Unit) -> str:
     if 1e-3 <= abs(value) < 1e3:
         return f"{value:.3g}"
     return f"{value:,.0f}" if float(value).is_integer() else figures.significant(value)
+
+
+def words(panel: Panel) -> str:
+    """Its description, which may have Grafana's marks of code, and its thresholds."""
+    return f"{panel.description.replace('`', '')} {limits(panel)}".rstrip()
 
 
 def limits(panel: Panel) -> str:
@@ -81,19 +89,16 @@ def over_time(
 ) -> Spec:
     """`lines`: name and colour of each curve. `legend`: in the picture itself."""
     rows = [
-        {"t": round(time_s * 1e3), "series": line.name, "order": order, "v": _number(value), "dashed": curve.dashed}
+        {"t": _ms(time_s), "series": line.name, "order": order, "v": _number(value), "dashed": curve.dashed}
         for order, (line, curve) in enumerate(zip(lines, curves, strict=True))
         for time_s, value in curve.series.points
     ]
     stacked = panel.form in (Form.STACK, Form.STEPS)
     top = _top(rows, stacked)
-    x: Spec = {
-        "field": "t",
-        "type": "temporal",
-        "scale": {"type": "utc", "domain": [round(second * 1e3) for second in span_s]},
-        "axis": {"title": None, "tickCount": 6, "format": "%H:%M" if span_s[1] - span_s[0] > 600 else "%H:%M:%S"},
-    }
-    axis = {"title": panel.unit.name or None, "tickCount": 5, "grid": True, **_ALIGNED, **_AXES.get(panel.unit, _COUNTS)}
+    x: Spec = {"field": "t", "type": "quantitative", "scale": {"domain": [_ms(end) for end in span_s]}, "axis": _times(span_s)}
+    axis = {"title": panel.unit.name or " ", "tickCount": 5, "grid": True, **_ALIGNED, **_AXES.get(panel.unit, _COUNTS)}
+    if panel.form is Form.STEPS:
+        axis["tickMinStep"] = 1  # there is no half of what is counted
     y: Spec = {"type": "quantitative", "scale": {"domain": [0, top]}, "axis": axis}
     tint = colour(lines)
     if legend and lines:
@@ -103,16 +108,28 @@ def over_time(
         "x": x,
         "y": {"field": "v", **y, "stack": "zero" if stacked else None},
         "color": tint,
-        "order": {"field": "order" if stacked else "t"},
-        "strokeDash": {"condition": {"test": "datum.dashed", "value": [6, 4]}, "value": [1, 0]},
         "tooltip": [
             {"field": "at", "type": "nominal", "title": "time (UTC)"},
             *tooltips(("series", "series"), ("v", panel.unit.name or "value")),
         ],
     }
+    encoding |= {"order": {"field": "order", "type": "quantitative"}} if stacked else {"strokeDash": _DASHED}
     in_utc = {"calculate": "utcFormat(datum.t, '%H:%M:%S')", "as": "at"}
     shown: Spec = {"data": {"values": rows}, "transform": [in_utc], "mark": _mark(panel, curves), "encoding": encoding}
     return chart([*_limit_rules(panel, top, y), shown])
+
+
+def _ms(time_s: float) -> int:
+    return round(time_s * 1e3)
+
+
+def _times(span_s: tuple[float, float]) -> Spec:
+    """An axis of times of day, at round ones."""
+    begin_s, end_s = span_s
+    step_s = next((step for step in _STEPS_S if (end_s - begin_s) / step <= _MOST_TIMES), _STEPS_S[-1])
+    marks = range(math.ceil(begin_s / step_s), math.floor(end_s / step_s) + 1)
+    form = "%H:%M:%S" if step_s < 60 else "%H:%M"
+    return {"title": None, "values": [_ms(i * step_s) for i in marks], "labelExpr": f"utcFormat(datum.value, '{form}')"}
 
 
 def _mark(panel: Panel, curves: Sequence[Curve]) -> Spec:
