@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from pdmux_ray.bench.handoffs import ROOT, TOKEN_IDS, Case, Pair
 from pdmux_ray.bench.placement import Watch
@@ -42,7 +43,8 @@ def draw(config: Path, settings: Sequence[str], rng: random.Random) -> Iterator[
     with Generator(app) as generator:
         for kind, (prompt_tokens, answer_tokens) in KINDS.items():
             prompts = [[rng.randrange(*TOKEN_IDS) for _ in range(prompt_tokens)] for _ in range(AT_ONCE)]
-            params = {"max_tokens": answer_tokens, "temperature": 1.0, "seed": rng.randrange(2**31), "ignore_eos": True}
+            params: dict[str, Any] = {"max_tokens": answer_tokens, "temperature": 1.0, "seed": rng.randrange(2**31)}
+            params["ignore_eos"] = True
             answers = generator.generate(prompts, SamplingParams(**params))
             yield (
                 kind,

@@ -117,7 +117,8 @@ def wanted(reports: list[float], instances: int) -> dict[str, int]:
         counts = {"current_num_replicas": count, "target_num_replicas": count, "running_replicas": []}
         load = {"total_num_requests": 0.0, "total_queued_requests": 0.0, "aggregated_metrics": {}, "raw_metrics": metrics}
         bounds = {"capacity_adjusted_min_replicas": 1, "capacity_adjusted_max_replicas": 8}
-        rest = {"policy_state": {}, "last_scale_up_time": None, "last_scale_down_time": None, "current_time": 0.0}
+        times = {"last_scale_up_time": None, "last_scale_down_time": None, "current_time": 0.0}
+        rest: dict[str, Any] = {"policy_state": {}, **times}
         return AutoscalingContext(**names, **counts, **load, **bounds, **rest, config=None)
 
     series = [TimeStampedValue(float(at), value) for at, value in enumerate(reports)]

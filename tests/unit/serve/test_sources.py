@@ -45,7 +45,7 @@ def test_rates_are_what_the_instances_did_in_the_window() -> None:
         work = 100 * second if second <= 15 else 1500 + 1000 * (second - 15)
         found = window.take(float(second), [instance("a", Role.PREFILL, prefilled=work, finished=2 * second)])
     assert found is not None
-    assert (found.prefill_tokens_per_s, found.finished_per_s) == (pytest.approx(1000.0), pytest.approx(2.0))
+    assert [found.prefill_tokens_per_s, found.finished_per_s] == pytest.approx([1000.0, 2.0])
 
 
 def test_there_are_no_rates_before_there_was_time_for_them() -> None:

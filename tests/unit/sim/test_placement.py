@@ -81,7 +81,7 @@ def by_the_rules(figures: FleetFigures) -> list[Series]:
     rates = {PREFILL: figures.prefill_tokens_per_s, GENERATED: figures.generated_tokens_per_s, FINISHED: figures.finished_per_s}
     of_all = {DECODING: figures.decoding, CONTEXT: figures.decode_context_tokens, QUEUED: figures.queued_prefill_tokens}
     served = {RUNNING: figures.running, WAITING: figures.waiting}
-    named = [(name, {}, value) for name, value in rates.items()]
+    named: list[tuple[str, dict[str, str], float]] = [(name, {}, value) for name, value in rates.items()]
     named += [(name, {"role": "prefill"}, value) for name, value in of_all.items()]
     named += [(name, {"role": "decode"}, value) for name, value in served.items()]
     return [Series({"__name__": name, **labels}, ((0.0, value),)) for name, labels, value in named]
