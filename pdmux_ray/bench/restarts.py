@@ -14,7 +14,6 @@ import re
 import signal
 import sys
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,6 +28,7 @@ from pdmux_ray.errors import PdmuxError
 
 APP = "restarts"
 REPLACED_S = 120.0  # until killed instances are back
+ANSWER_S = 60.0  # the front, and every port
 RAY_FORGETS_S = 60.0  # for gauges of processes that have ended
 _PERIOD_S = 0.2
 
@@ -99,15 +99,17 @@ def _command(process: psutil.Process) -> str:
 
 
 def _get(url: str) -> str:
-    """Empty when nobody answers: that process is about to be missed."""
-    try:
-        with urllib.request.urlopen(url, timeout=10) as response:
-            text: str = response.read().decode()
-            return text
-    except urllib.error.HTTPError:
-        raise
-    except OSError:
-        return ""
+    """Raises PdmuxError when nobody answers for ANSWER_S."""
+    end_s = time.monotonic() + ANSWER_S
+    while True:
+        try:
+            with urllib.request.urlopen(url, timeout=ANSWER_S) as response:
+                text: str = response.read().decode()
+                return text
+        except OSError as error:
+            if time.monotonic() > end_s:
+                raise PdmuxError(f"{url} does not answer: {error}") from None
+        time.sleep(_PERIOD_S)
 
 
 @contextmanager
