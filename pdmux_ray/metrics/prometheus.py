@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import urllib.error
 import urllib.parse
@@ -12,7 +13,11 @@ from typing import Any
 
 from pdmux_ray.errors import ConfigError, PdmuxError
 
-ANSWER_S = 10.0
+ANSWER_S = 30.0
+MAX_BYTES = 64 * 2**20  # of an answer
+
+# What comes of an answer that is no Prometheus'. RecursionError: JSON that is nested without end.
+_NONSENSE = (OSError, http.client.HTTPException, LookupError, TypeError, ValueError, RecursionError)
 
 
 class PrometheusError(PdmuxError):
@@ -46,26 +51,40 @@ class Prometheus:
 
     def query(self, expr: str, at_s: float | None = None) -> list[Series]:
         """What PromQL says at that time, by default now. A scalar is a series without labels. Raises PrometheusError."""
-        data = self._ask("query", {"query": expr} | ({} if at_s is None else {"time": at_s}))
-        if data["resultType"] == "scalar":
-            return [Series({}, (_point(data["result"]),))]
-        return [Series(found["metric"], (_point(found["value"]),)) for found in data["result"]]
+        return self._ask("query", {"query": expr} | ({} if at_s is None else {"time": at_s}))
 
     def query_range(self, expr: str, begin_s: float, end_s: float, step_s: float) -> list[Series]:
         """Every `step_s` from begin to end, where there is a value. Raises PrometheusError."""
-        data = self._ask("query_range", {"query": expr, "start": begin_s, "end": end_s, "step": step_s})
-        return [Series(found["metric"], tuple(map(_point, found["values"]))) for found in data["result"]]
+        return self._ask("query_range", {"query": expr, "start": begin_s, "end": end_s, "step": step_s})
 
-    def _ask(self, path: str, asked: Mapping[str, str | float]) -> dict[str, Any]:
+    def _ask(self, path: str, asked: Mapping[str, str | float]) -> list[Series]:
         body = urllib.parse.urlencode(asked).encode()
         request = urllib.request.Request(f"{self.url.rstrip('/')}/api/v1/{path}", body)  # a POST: queries may be long
         try:
             with urllib.request.urlopen(request, timeout=self.timeout_s) as answer:
-                return dict(json.load(answer)["data"])
+                return _series(_within(answer.read(MAX_BYTES + 1)))
         except urllib.error.HTTPError as error:
             raise PrometheusError(f"{self.url} refuses {asked['query']!r}: {_reason(error)}") from None
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise PrometheusError(f"{self.url} cannot be asked ({error}): is it a Prometheus, and does it run?") from None
+        except _NONSENSE as error:
+            raise PrometheusError(f"{self.url} cannot be asked ({error!r}): is it a Prometheus, and does it run?") from None
+
+
+def _within(body: bytes) -> bytes:
+    if len(body) > MAX_BYTES:
+        raise ValueError(f"more than {MAX_BYTES} bytes")
+    return body
+
+
+def _series(body: bytes) -> list[Series]:
+    data = json.loads(body)["data"]
+    if data["resultType"] == "scalar":
+        return [Series({}, (_point(data["result"]),))]
+    return [Series(dict(found["metric"]), _points(found)) for found in data["result"]]
+
+
+def _points(found: Mapping[str, Any]) -> tuple[tuple[float, float], ...]:
+    points = found["values"] if "values" in found else [found["value"]]
+    return tuple(map(_point, points))
 
 
 def _point(found: Sequence[Any]) -> tuple[float, float]:
@@ -74,6 +93,6 @@ def _point(found: Sequence[Any]) -> tuple[float, float]:
 
 def _reason(error: urllib.error.HTTPError) -> str:
     try:
-        return str(json.loads(error.read())["error"])
-    except (ValueError, KeyError, TypeError):
+        return str(json.loads(_within(error.read(MAX_BYTES + 1)))["error"])
+    except _NONSENSE:
         return f"HTTP {error.code}"

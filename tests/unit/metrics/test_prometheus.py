@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import socket
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -13,7 +14,7 @@ from urllib.parse import parse_qs
 import pytest
 
 from pdmux_ray.errors import ConfigError
-from pdmux_ray.metrics.prometheus import Prometheus, PrometheusError, Series
+from pdmux_ray.metrics.prometheus import MAX_BYTES, Prometheus, PrometheusError, Series
 
 ANSWERS: dict[str, dict[str, Any]] = {
     "up": {"resultType": "vector", "result": [{"metric": {"instance": "a"}, "value": [5.0, "1"]}]},
@@ -22,10 +23,27 @@ ANSWERS: dict[str, dict[str, Any]] = {
 }
 
 
+NONSENSE = {
+    "no JSON": b"<html>",
+    "another JSON": b"[]",
+    "without data": b'{"status": "success"}',
+    "a vector of nothing": b'{"data": {"resultType": "vector", "result": null}}',
+    "a series without a value": b'{"data": {"resultType": "vector", "result": [{"metric": {}}]}}',
+    "a value that is no number": b'{"data": {"resultType": "vector", "result": [{"metric": {}, "value": [1, "much"]}]}}',
+    "nested without end": b"[" * 200_000,
+    "too long": b" " * (MAX_BYTES + 1),
+}
+
+
 class Server(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         asked = parse_qs(self.rfile.read(int(self.headers["content-length"])).decode())
         (query,) = asked["query"]
+        if query in NONSENSE:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(NONSENSE[query])
+            return
         known = self.path in ("/api/v1/query", "/api/v1/query_range") and query in ANSWERS
         body = {"status": "success", "data": ANSWERS[query]} if known else {"status": "error", "error": f"parse error: {asked}"}
         self.send_response(200 if known else 400)
@@ -60,6 +78,29 @@ def test_a_range_query_gives_values_over_time(prometheus: Prometheus) -> None:
 def test_a_query_that_is_refused_is_named_with_the_reason(prometheus: Prometheus) -> None:
     with pytest.raises(PrometheusError, match=r"refuses 'up{': parse error.*'time': .'7.0'"):
         prometheus.query("up{", 7.0)
+
+
+@pytest.mark.parametrize("answer", NONSENSE)
+def test_an_answer_that_is_no_prometheus_says_so(prometheus: Prometheus, answer: str) -> None:
+    with pytest.raises(PrometheusError, match="is it a Prometheus"):
+        prometheus.query(answer)
+
+
+def test_a_server_that_speaks_something_else_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+
+        def greet() -> None:
+            line, _ = server.accept()
+            with line:
+                line.recv(65536)
+                line.sendall(b"220 mail.example.org\r\n")
+
+        thread = threading.Thread(target=greet)
+        thread.start()
+        with pytest.raises(PrometheusError, match="BadStatusLine"):
+            Prometheus(f"http://127.0.0.1:{port}").query("up")
+        thread.join()
 
 
 def test_a_server_that_is_not_there_is_named() -> None:
