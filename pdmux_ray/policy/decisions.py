@@ -217,6 +217,6 @@ class PlacementPlan:
     PINNED, BOUNDS, MORE_PREFILL and MORE_DECODE are there any changes."""
 
     reason: PlacementReason
-    roles: tuple[tuple[str, Role], ...]  # of every instance, by its id
+    roles: tuple[tuple[str, Role], ...]  # of every instance, by its id; also where a change still waits
     changes: tuple[tuple[str, Role], ...] = ()
     replicas: int | None = None  # instances that there should be; None: that is not for it to say

@@ -93,11 +93,12 @@ def place(view: PlacementView, memory: PlacementMemory, limits: PlacementLimits)
         return _plan(reason, view, limits), steady
     leaning = 1 if more > 0 else -1
     memory = memory if memory.leaning == leaning else replace(memory, leaning=leaning, since_s=view.now)
+    moved = _moved(fit, more, limits)
     if view.now - memory.since_s < limits.confirm_s:
-        return _plan(PlacementReason.CONFIRMING, view, limits), memory
+        return _plan(PlacementReason.CONFIRMING, view, limits, later=moved), memory
     if leaning != memory.direction and view.now - memory.changed_s < limits.cool_down_s:
-        return _plan(PlacementReason.COOLING, view, limits), memory
-    return _plan(reason, view, limits, _moved(fit, more, limits)), PlacementMemory(view.now, direction=leaning)
+        return _plan(PlacementReason.COOLING, view, limits, later=moved), memory
+    return _plan(reason, view, limits, moved), PlacementMemory(view.now, direction=leaning)
 
 
 def _wanted(fit: Sequence[PlacedInstance], view: PlacementView, limits: PlacementLimits) -> tuple[PlacementReason, int]:
@@ -106,13 +107,13 @@ def _wanted(fit: Sequence[PlacedInstance], view: PlacementView, limits: Placemen
     if present not in allowed:
         nearest = min(allowed, key=lambda count: abs(count - present))
         return PlacementReason.BOUNDS, nearest - present
-    if demand is None or view.now - demand.taken_s > limits.stale_s:
+    if demand is None or not fresh(demand, view.now, limits):
         return PlacementReason.STALE, 0
     loads = {count: _load(demand, count, len(fit)) for count in allowed}
     if loads[present] <= limits.busy:
         return PlacementReason.CALM, 0
     best = min(allowed, key=lambda count: (loads[count], abs(count - present)))
-    if loads[best] > (1 - limits.margin) * loads[present]:
+    if best == present or loads[best] > (1 - limits.margin) * loads[present]:
         return PlacementReason.BALANCED, 0
     return (PlacementReason.MORE_PREFILL if best > present else PlacementReason.MORE_DECODE), best - present
 
@@ -148,18 +149,27 @@ def _load(demand: Demand, prefill: int, count: int) -> float:
     return max(demand.prefill / prefill, demand.decode / (count - prefill))
 
 
+def fresh(demand: Demand | None, now: float, limits: PlacementLimits) -> bool:
+    """Whether it is known, and of figures that are new enough to go by."""
+    return demand is not None and now - demand.taken_s <= limits.stale_s
+
+
 def _plan(
-    reason: PlacementReason, view: PlacementView, limits: PlacementLimits, changes: tuple[tuple[str, Role], ...] = ()
+    reason: PlacementReason,
+    view: PlacementView,
+    limits: PlacementLimits,
+    changes: tuple[tuple[str, Role], ...] = (),
+    later: tuple[tuple[str, Role], ...] = (),
 ) -> PlacementPlan:
-    roles = {each.instance_id: each.requested or each.role for each in view.instances} | dict(changes)
-    fresh = reason is not PlacementReason.STALE and view.demand is not None
-    return PlacementPlan(reason, tuple(roles.items()), changes, _replicas(view, limits) if fresh else None)
+    """`later`: changes that are wanted, and wait."""
+    roles = {each.instance_id: each.requested or each.role for each in view.instances} | dict(changes) | dict(later)
+    return PlacementPlan(reason, tuple(roles.items()), changes, _replicas(view, limits))
 
 
 def _replicas(view: PlacementView, limits: PlacementLimits) -> int | None:
     """As many instances as keep the busier side at `busy`; fewer than there are only when it would stay under that by the
-    margin."""
-    if limits.replicas is None or view.demand is None:
+    margin. None without fresh figures."""
+    if limits.replicas is None or view.demand is None or not fresh(view.demand, view.now, limits):
         return None
     present, most = len(view.instances), limits.replicas.most
     wanted = _enough(view.demand, limits, limits.busy)

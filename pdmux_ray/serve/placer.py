@@ -17,7 +17,7 @@ from pdmux_ray.config_placement import BoundsConfig, PlacementConfig
 from pdmux_ray.latency.loading import as_told
 from pdmux_ray.policy.decisions import PlacementPlan, PlacementReason
 from pdmux_ray.policy.demand import Capacity, Demand, FleetFigures, demand_of
-from pdmux_ray.policy.placement import Bounds, PlacedInstance, PlacementLimits, PlacementMemory, PlacementView, place
+from pdmux_ray.policy.placement import Bounds, PlacedInstance, PlacementLimits, PlacementMemory, PlacementView, fresh, place
 from pdmux_ray.policy.views import CostModel
 from pdmux_ray.serve.wire import Figures
 from pdmux_ray.types import Load, Role
@@ -106,7 +106,7 @@ class Placer:
                 (role.value, state): float(counts[role]) for state, counts in states.items() for role in Role
             },
             "pdmux_placement_age_seconds": now - self._newest_s,
-            "pdmux_placement_stale": float(plan is None or plan.reason is PlacementReason.STALE),
+            "pdmux_placement_stale": float(not fresh(demand, now, self.limits)),
         }
         if demand is not None:
             found["pdmux_placement_demand"] = {"prefill": demand.prefill, "decode": demand.decode}

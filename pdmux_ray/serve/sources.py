@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
@@ -114,10 +115,8 @@ class PrometheusSource:
         try:
             begin_s = time.monotonic()
             found, ages = await asyncio.to_thread(self._ask)
-            missing = [name for name in RULES if name not in {each.labels["__name__"] for each in found}]
-            if missing or not ages:
-                trouble = f"Prometheus has no {', '.join(missing) or DECODING}: does it scrape all, and evaluate the rules?"
-            else:
+            trouble = _trouble(found, ages)
+            if trouble is None:
                 self._newest = fleet_figures(found, now - ages[0].value - (time.monotonic() - begin_s))
         except PrometheusError as error:
             trouble = str(error)
@@ -130,14 +129,25 @@ class PrometheusSource:
         return self._server.query(self._query), self._server.query(self._age)
 
 
+def _trouble(found: Sequence[Series], ages: Sequence[Series]) -> str | None:
+    """Why these figures cannot be gone by; None when they can."""
+    there = {each.labels.get("__name__") for each in found}
+    missing = [name for name in RULES if name not in there]
+    if missing or not ages:
+        return f"Prometheus has no {', '.join(missing) or DECODING}: does it scrape all, and evaluate the rules?"
+    wrong = [each for each in (*found, *ages) if not 0 <= each.value < math.inf]
+    if wrong:
+        return f"Prometheus says {wrong[0].value} of {wrong[0].labels.get('__name__', 'the age of its figures')}"
+    return None
+
+
 def fleet_figures(found: Sequence[Series], taken_s: float) -> FleetFigures:
     """From one instant's values of all RULES."""
 
     def of(name: str, roles: Collection[Role] = tuple(Role)) -> float:
-        """Summed over roles; NaN is nothing."""
-        named = [each for each in found if each.labels["__name__"] == name]
-        values = [each.value for each in named if each.labels.get("role", Role.MUX) in roles]
-        return sum(value for value in values if value == value)
+        """Summed over roles."""
+        named = [each for each in found if each.labels.get("__name__") == name]
+        return sum(each.value for each in named if each.labels.get("role", Role.MUX) in roles)
 
     served = (Role.MUX, Role.DECODE)
     return FleetFigures(

@@ -88,6 +88,25 @@ def test_a_change_waits_until_it_is_confirmed_without_a_break() -> None:
     assert found.flips == 1
 
 
+def test_a_change_that_waits_is_planned_already() -> None:
+    plan = Controller(fleet(3, 1)).look(0.3, 2.0)
+    assert (plan.reason, plan.changes) == (Why.CONFIRMING, ())
+    assert [role for _, role in plan.roles] == [D, D, P, D]
+
+
+def test_where_all_are_pinned_to_prefill_nothing_is_said_to_change() -> None:
+    """Their number is the operator's wish, or who decodes is just away."""
+    found = Controller([replace(each, pinned=P) for each in fleet(2, 0)])
+    plan = found.look(3.0, 3.0, seconds=30)
+    assert (plan.reason, plan.changes, found.flips) == (Why.BALANCED, (), 0)
+
+
+@pytest.mark.parametrize("count", [1, 4], ids=["few", "enough"])
+def test_how_many_instances_there_should_be_is_not_said_by_stale_figures(count: int) -> None:
+    found = Controller(fleet(1, count - 1), replace(LIMITS, replicas=Bounds(1, 8)))
+    assert found.look(3.0, 3.0, age_s=LIMITS.stale_s + 1).replicas is None
+
+
 def test_a_change_waits_for_the_last_one_to_be_some_time_ago() -> None:
     found = Controller(fleet(3, 1))
     found.look(0.3, 2.0, seconds=6)

@@ -93,6 +93,22 @@ def test_missing_figures_are_a_metric_and_said_once(caplog: pytest.LogCaptureFix
     assert caplog.text.count("no role changes") == 1
 
 
+@pytest.mark.parametrize("roles", ["p", "ppd"])
+def test_figures_are_stale_whatever_else_keeps_it_from_acting_and_also_when_it_looks_no_more(roles: str) -> None:
+    placer = Placer(config(), COSTS, 0.0)
+    placer.look(LATER_S + 30, seen(roles), QUIET)
+    assert placer.figures(LATER_S + 30)["pdmux_placement_stale"] == 1.0
+    placer.look(LATER_S, seen(roles), QUIET)
+    assert [placer.figures(LATER_S + age)["pdmux_placement_stale"] for age in (0, 15, 16)] == [0.0, 0.0, 1.0]
+
+
+def test_in_dry_run_what_it_plans_stays_to_be_seen() -> None:
+    placer = Placer(config(dry_run=True, confirm_s=5), COSTS, 0.0)
+    for second in range(12):
+        placer.look(LATER_S + second, seen("ppd"), DECODES)
+        assert counts(placer, "planned")["decode"] == 2
+
+
 def test_every_reason_is_a_series_from_the_begin() -> None:
     decisions = Placer(config(), COSTS, 0.0).figures(0.0)["pdmux_placement_decisions_total"]
     assert isinstance(decisions, dict)

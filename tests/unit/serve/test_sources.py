@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -126,6 +127,19 @@ async def test_a_missing_rule_leaves_the_old_figures_and_is_named_once(gone: str
     told.found = [each for each in COMPLETE if each[0]["__name__"] != gone]
     assert [await source.take(20.0 + n) for n in range(3)] == [before] * 3
     assert caplog.text.count(f"Prometheus has no {gone}") == 1
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -1.0])
+@pytest.mark.parametrize("name", RULES)
+async def test_a_figure_that_cannot_be_leaves_the_old_ones_and_is_said(
+    name: str, value: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    told = Rules()
+    source = PrometheusSource(told.server, "pdmux")
+    before = await source.take(10.0)
+    told.found = [*COMPLETE, series(name, value, Role.DECODE), ({}, 1.0)]
+    assert await source.take(20.0) is before
+    assert f"{value} of {name}" in caplog.text
 
 
 async def test_a_server_that_is_down_leaves_the_old_figures_and_comes_back(caplog: pytest.LogCaptureFixture) -> None:
