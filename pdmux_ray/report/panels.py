@@ -26,7 +26,7 @@ _WORDS = {Level.PLAIN: "Plain", Level.FINE: "Fine", Level.WARNING: "A warning", 
 _AXES: dict[Unit, Spec] = {
     SECONDS: {"labelExpr": SECONDS_TEXT},
     SHARE: {"format": "~%"},
-    BYTES_PER_S: {"labelExpr": "format(datum.value, '~s') + 'B/s'"},
+    BYTES_PER_S: {"labelExpr": "format(datum.value, '~s') + 'B/s'", "tickMinStep": 1},
 }
 _ALIGNED: Spec = {"minExtent": 46, "maxExtent": 46}  # so that panels above each other begin at the same place
 _COUNTS: Spec = {"labelExpr": "datum.value >= 1e4 ? format(datum.value, '~s') : format(datum.value, '~r')"}
@@ -67,15 +67,16 @@ def limits(panel: Panel) -> str:
 
 def chosen(curves: Sequence[Curve]) -> tuple[list[Curve], str]:
     """Those that a picture shows, in their order, and what is said of the others: that they are 0, or smaller."""
-    moving = [curve for curve in curves if any(value != 0 for _, value in curve.series.points)]
-    resting = [curve.name for curve in curves if curve not in moving] if moving else []
-    shown = moving or list(curves)
+    known = [curve for curve in curves if any(math.isfinite(value) for _, value in curve.series.points)]
+    moving = [curve for curve in known if any(value != 0 for _, value in curve.series.points)]
+    resting = [curve.name for curve in known if curve not in moving] if moving else []
+    shown = moving or known
     largest = sorted(shown, key=_mean, reverse=True)[:MOST_CURVES]
     notes = []
     if resting:
         notes.append(f"At 0 throughout: {figures.printable(', '.join(dict.fromkeys(resting)))}.")
     if len(largest) < len(shown):
-        notes.append(f"{len(shown) - len(largest)} smaller ones are left out.")
+        notes.append(f"{len(shown) - len(largest)} {'smaller ones' if moving else 'more at 0'} are left out.")
     return [curve for curve in shown if curve in largest], " ".join(notes)
 
 
@@ -95,6 +96,8 @@ def over_time(
     ]
     stacked = panel.form in (Form.STACK, Form.STEPS)
     top = _top(rows, stacked)
+    if panel.thresholds.base is Level.BAD:  # what is to be reached is shown, too
+        top = max(top, panel.thresholds.steps[-1][0] * 1.08)
     x: Spec = {"field": "t", "type": "quantitative", "scale": {"domain": [_ms(end) for end in span_s]}, "axis": _times(span_s)}
     axis = {"title": panel.unit.name or " ", "tickCount": 5, "grid": True, **_ALIGNED, **_AXES.get(panel.unit, _COUNTS)}
     if panel.form is Form.STEPS:

@@ -20,14 +20,15 @@ from typing import Any
 import pytest
 
 from pdmux_ray import cli
-from pdmux_ray.bench.load.session import read_requests
+from pdmux_ray.bench.load.client import Dialect, Target
+from pdmux_ray.bench.load.generator import Options, open_loop, run
 from pdmux_ray.config import (
     AppConfig,
     FakeConfig,
     GatewayConfig,
     MultiplexConfig,
     PlacementConfig,
-    RoutingConfig,
+    SloConfig,
     TopologyConfig,
 )
 from pdmux_ray.metrics.catalog import CATALOG
@@ -36,12 +37,14 @@ from pdmux_ray.metrics.dashboards.answers import Span, choices
 from pdmux_ray.metrics.dashboards.panel import Panel
 from pdmux_ray.metrics.dashboards.variables import filled
 from pdmux_ray.metrics.exporter import Figures, registry_of
+from pdmux_ray.metrics.goodput import Slo
 from pdmux_ray.metrics.lifeline import Lifeline, quantile
 from pdmux_ray.metrics.metric import Component
 from pdmux_ray.metrics.prometheus import Prometheus
 from pdmux_ray.metrics.rules import rules
-from pdmux_ray.metrics.summary import RunSummary, read
+from pdmux_ray.metrics.summary import RunSummary, summarize_run
 from pdmux_ray.serve.scrape_port import ScrapePort
+from pdmux_ray.workload.requests import Ask, PlannedRequest
 from tests.ray import prometheus_server
 from tests.ray.conftest import fake_engine
 from tests.ray.test_disaggregated import Pair
@@ -52,9 +55,10 @@ pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("nixl") is None, reason="NIXL is not installed (extra nixl)"),
 ]
 
-TTFT_S, ITL_S = 1.0, 0.5
+# What requests are judged by: no time of a fleet that is not busy with other things is near.
+TTFT_S, ITL_S = 1.0, 1.0
 LONG, SHORT, ANSWER = 160, 40, 24  # tokens; a long prompt takes longer than TTFT_S
-REQUESTS, RATE = 44, 1.1  # 40 s, so far apart that few wait for each other
+REQUESTS, GAP_S = 40, 1.0  # so far apart that few wait for each other
 WINDOW_S = 60.0  # of rates
 SETTLE_S = 7.0  # until the rules have seen what came last
 CLOSE = 0.02
@@ -68,9 +72,9 @@ CONFIG = AppConfig(
     engine=fake_engine(
         fake=FakeConfig(step_s=0.05, prefill_s_per_token=0.01),
         mode="auto",
-        multiplex=MultiplexConfig(ttft_s=TTFT_S, itl_s=ITL_S),
+        multiplex=MultiplexConfig(ttft_s=TTFT_S, itl_s=0.3),
     ),
-    gateway=GatewayConfig(discovery_period_s=0.5, routing=RoutingConfig()),
+    gateway=GatewayConfig(discovery_period_s=0.5, slo={"default": SloConfig(ttft_s=TTFT_S, itl_s=ITL_S)}),
     placement=PlacementConfig(enabled=True, dry_run=True),
 )
 
@@ -115,7 +119,7 @@ def measured(served: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         ):
             wait_until(lambda: {each["role"] for each in app.instances() if not each["trouble"]} == {"prefill", "mux"}, 60)
             wait_until(lambda: len(prometheus.query("up == 1")) == 5, 60)  # gateway, two instances, the controller, profiled
-            summary, lifelines = _offer(app, folder)
+            summary, lifelines = _offer(app)
             time.sleep(SETTLE_S)
             yield Measured(app, prometheus, time.time(), summary, lifelines)
     finally:
@@ -142,15 +146,17 @@ def profiled() -> Iterator[Mapping[str, Mapping[str, str]]]:
     port.close()
 
 
-def _offer(app: Pair, folder: Path) -> tuple[RunSummary, list[Lifeline]]:
-    rows = [f"2026-01-01 00:00:00,{LONG if i % 4 == 0 else SHORT},{ANSWER}" for i in range(REQUESTS)]
-    (folder / "load.csv").write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows]) + "\n")
-    options = ["--workload", f"azure:{folder / 'load.csv'}", "--rates", f"{RATE:g}", "--requests", str(REQUESTS)]
-    goal = ["--slo", f"ttft={TTFT_S},itl={ITL_S}", "--out", str(folder / "load")]
-    assert cli.main(["bench", app.url, *options, *goal]) == 0
-    (run,) = read(folder / "load").runs
-    assert run.errors == 0
-    return run, read_requests(folder / "load", 1)[0]
+def _offer(app: Pair) -> tuple[RunSummary, list[Lifeline]]:
+    """One request after the other begins; every fourth one has a long prompt."""
+    lengths = [LONG if n % 4 == 0 else SHORT for n in range(REQUESTS)]
+    plan = [
+        PlannedRequest(n, n * GAP_S, Ask(tuple(range(1000 * n, 1000 * n + tokens)), ANSWER)) for n, tokens in enumerate(lengths)
+    ]
+    target = Target(app.url, "demo", dialect=Dialect())  # known, so that nothing is asked but what is counted
+    load = run(open_loop(target, plan, Options(), lambda sent, done, planned: None))
+    summary = summarize_run("metered", 1 / GAP_S, load.lifelines, Slo(TTFT_S, ITL_S))
+    assert summary.errors == 0
+    return summary, list(load.lifelines)
 
 
 def test_promtool_finds_nothing_wrong_with_the_rules() -> None:
@@ -192,7 +198,7 @@ def test_every_alert_can_be_evaluated(measured: Measured, alert: dict[str, Any])
 
 
 def test_counts_are_those_of_the_load_generator(measured: Measured) -> None:
-    run, of = measured.summary, '{app="metered"}'
+    offered, of = measured.summary, '{app="metered"}'
     assert {
         "requests": measured.counted(f"app:pdmux_requests:rate1m{of}"),
         "prompt tokens": measured.counted(f"app:pdmux_prompt_tokens:rate1m{of}"),
@@ -202,16 +208,16 @@ def test_counts_are_those_of_the_load_generator(measured: Measured) -> None:
         "gaps": measured.counted('rate(pdmux_inter_token_seconds_count{app="metered"}[1m])'),
     } == pytest.approx(
         {
-            "requests": run.requests,
-            "prompt tokens": run.prompt_tokens,
-            "output tokens": run.output_tokens,
-            "good requests": run.verdicts["good"],
-            "late requests": run.verdicts["ttft"],
+            "requests": offered.requests,
+            "prompt tokens": offered.prompt_tokens,
+            "output tokens": offered.output_tokens,
+            "good requests": offered.verdicts["good"],
+            "late requests": offered.verdicts["ttft"],
             "gaps": sum(len(lifeline.gaps_s) for lifeline in measured.lifelines),
         },
         rel=CLOSE,
     )
-    assert 0 < run.verdicts["ttft"] < run.requests  # else the two lines above say little
+    assert 0 < offered.verdicts["ttft"] < offered.requests  # else the two lines above say little
 
 
 def test_attainment_is_that_of_the_load_generator(measured: Measured) -> None:
@@ -221,9 +227,9 @@ def test_attainment_is_that_of_the_load_generator(measured: Measured) -> None:
 
 
 def test_mean_latencies_are_those_of_the_load_generator(measured: Measured) -> None:
-    run = measured.summary
+    offered, of = measured.summary, '{app="metered"}'
     found = {
-        name: measured.ask(f"sum(rate({name}_sum[1m])) / sum(rate({name}_count[1m]))")
+        name: measured.ask(f"sum(rate({name}_sum{of}[1m])) / sum(rate({name}_count{of}[1m]))")
         for name in (
             "pdmux_time_to_first_token_seconds",
             "pdmux_inter_token_seconds",
@@ -231,7 +237,7 @@ def test_mean_latencies_are_those_of_the_load_generator(measured: Measured) -> N
             "pdmux_request_seconds",
         )
     }
-    expected = (run.ttft_s.mean, run.itl_s.mean, run.tpot_s.mean, run.e2e_s.mean)
+    expected = (offered.ttft_s.mean, offered.itl_s.mean, offered.tpot_s.mean, offered.e2e_s.mean)
     assert list(found.values()) == pytest.approx(expected, rel=CLOSE)
 
 

@@ -18,6 +18,7 @@ from pdmux_ray.metrics.dashboards.panel import (
     Form,
     Panel,
     Unit,
+    bad_below,
     count,
     warns_from,
 )
@@ -86,6 +87,12 @@ def test_a_threshold_is_drawn_as_far_as_the_axis_goes_in_the_colour_of_its_worse
     spec = panels.over_time(limited, [Line("a", "red")], [curve("a", 0.01, 0.1)], (1000.0, 1010.0))
     rules = [layer for layer in spec["layer"] if layer["mark"]["type"] == "rule"]
     assert [(rule["encoding"]["y"]["datum"], rule["mark"]["color"]) for rule in rules] == [(0.02, "var(--warning)")]
+
+
+def test_what_is_to_be_reached_is_on_the_axis_however_far() -> None:
+    wanted = Panel("Title", "What.", SHARE, bad_below(0.9), ())
+    spec = panels.over_time(wanted, [Line("a", "red")], [curve("a", 0.1, 0.2)], (1000.0, 1010.0))
+    assert [layer["encoding"]["y"]["datum"] for layer in spec["layer"] if layer["mark"]["type"] == "rule"] == [0.9]
 
 
 def test_a_stack_is_as_high_as_its_parts_together() -> None:
