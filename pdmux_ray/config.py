@@ -94,7 +94,7 @@ class CudaConfig(_Frozen):
     look_ahead: PositiveInt = 4  # decode steps that may be launched at once, each fed by the one before
     # without engine.kv_cache_gib: the pool's share of the memory that weights, buffers, workspaces and graphs leave free
     kv_share: Annotated[float, Field(gt=0, lt=1)] = 0.9
-    # triton: our own kernel, on any GPU; varlen: torch's (2.12.1 or later), with page_size 256; flashinfer: where it is installed
+    # triton: our own kernel, on any GPU; varlen: torch's (2.12.1 or later), with page_size 256; flashinfer: where it is there
     prefill_attention: Literal["triton", "varlen", "flashinfer"] = "triton"
 
 
@@ -175,8 +175,8 @@ class GatewayConfig(_Frozen):
     discovery_period_s: PositiveFloat = 5.0  # how often the instances are listed (more often while there is none)
     routing: RoutingConfig = RoutingConfig()
     tracing: TracingConfig | None = None  # None: nobody is told
-    # Tier -> its objectives, for the metrics; a request names its tier by `service_tier`. "default" is always there, with those of
-    # engine.multiplex unless it is given.
+    # Tier -> its objectives, for the metrics; a request names its tier by `service_tier`. "default" is always there, with those
+    # of engine.multiplex unless it is given.
     slo: dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]*$")], SloConfig] = {}
 
     @model_validator(mode="after")
@@ -239,6 +239,8 @@ class AppConfig(_Frozen):
             raise ValueError("placement changes roles, which instances without a topology do not have: give a topology")
         if self.placement.replicas is not None and self.topology is not None and self.topology.ray_actor_options:
             raise ValueError("placement.replicas is for instances that ask Ray for the same: leave ray_actor_options out")
+        if self.placement.enabled:
+            self.placement.check(len(self.roles))
         return self
 
     @property

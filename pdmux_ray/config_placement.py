@@ -58,7 +58,7 @@ class PlacementConfig(_Frozen):
     period_s: PositiveFloat = 1.0  # between two looks
     prometheus: PrometheusConfig | None = None  # None: the figures come from the instances themselves
     # Of an instance, by its rank ("0" is the first of the topology) or the beginning of its id: the role that it keeps.
-    pinned: dict[str, Role] = {}
+    pinned: dict[Annotated[str, Field(min_length=1)], Role] = {}
     prefill: BoundsConfig = BoundsConfig()  # instances in role prefill
     decode: BoundsConfig = BoundsConfig()  # instances in role mux or decode
     replicas: ReplicasConfig | None = None  # None: as many as the topology says
@@ -68,3 +68,16 @@ class PlacementConfig(_Frozen):
     confirm_s: NonNegativeFloat = 5.0  # for so long
     cool_down_s: NonNegativeFloat = 20.0  # between a change and one that goes back; and after the begin
     stale_s: PositiveFloat = 15.0  # older figures count as none
+
+    def check(self, instances: int) -> None:
+        """`instances`: of the topology. Raises ValueError for what so many could never keep."""
+        if self.replicas is not None:  # there may be more
+            return
+        ranks = [str(rank) for rank in range(instances)]
+        if unknown := [key for key in self.pinned if key.isdecimal() and key not in ranks]:
+            raise ValueError(f"placement.pinned: {unknown[0]!r} is no rank: {instances} instances have 0 to {instances - 1}")
+        if all(self.pinned.get(rank) is Role.PREFILL for rank in ranks):
+            raise ValueError("placement.pinned: all instances prefill, so none decodes: leave one out")
+        least = (self.prefill.min or 0) + max(self.decode.min or 0, 1)  # one decodes at least
+        if least > instances:
+            raise ValueError(f"placement: prefill.min and decode.min need {least} instances, and there are {instances}")

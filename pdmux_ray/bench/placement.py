@@ -144,7 +144,7 @@ def compared(outcomes: Sequence[Outcome], turn_s: float) -> list[Claim]:
     best = max((each for each in outcomes if each.setting in STATIC), key=lambda each: each.good)
     flips = ours.flips(turn_s)
     first_s = flips[0] - turn_s if flips else None
-    ratio = ours.good / best.good if best.good else float("inf")
+    ratio = ours.good / max(best.good, 1)
     return [
         Claim(f"a role changes within {FLIP_S:g} s of the turn", _seconds(first_s), first_s is not None and first_s <= FLIP_S),
         Claim("no request fails", f"{ours.failed} of {len(ours.lifelines)}", ours.failed == 0),
@@ -153,9 +153,10 @@ def compared(outcomes: Sequence[Outcome], turn_s: float) -> list[Claim]:
 
 
 def still(words: str, outcome: Outcome, after_s: float = 0.0) -> Claim:
-    """That no role changed."""
-    flips = outcome.flips(after_s)
-    return Claim(words, f"{len(flips)} changes, {outcome.failed} failed requests", not flips and not outcome.failed)
+    """That no role changed, of a run in which roles were seen."""
+    flips, seen = outcome.flips(after_s), outcome.roles
+    found = f"{len(flips)} changes in {len(seen)} looks, {outcome.failed} failed requests"
+    return Claim(words, found, bool(seen) and not flips and not outcome.failed)
 
 
 def table(caption: str, outcomes: Sequence[Outcome], turn_s: float) -> Table:

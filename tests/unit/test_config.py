@@ -229,6 +229,26 @@ def test_a_sampling_parameter_out_of_range_names_itself(params: dict[str, object
 
 
 @pytest.mark.parametrize(
+    ("placement", "words"),
+    [
+        ({"pinned": {"3": "prefill"}}, "'3' is no rank: 3 instances have 0 to 2"),
+        ({"pinned": {"01": "mux"}}, "'01' is no rank"),
+        ({"pinned": {"": "mux"}}, "at least 1 character"),
+        ({"pinned": {"0": "prefill", "1": "prefill", "2": "prefill"}}, "all instances prefill"),
+        ({"prefill": {"min": 3}}, "need 4 instances, and there are 3"),
+        ({"prefill": {"min": 2}, "decode": {"min": 2}}, "need 4 instances, and there are 3"),
+        ({"pinned": {"2": "prefill", "1": "decode", "an-id": "mux"}, "prefill": {"min": 2, "max": 9}}, None),
+        ({"pinned": {"3": "prefill"}, "replicas": {"min": 2, "max": 4}}, None),
+        ({"pinned": {"3": "prefill"}, "enabled": False}, None),
+    ],
+)
+def test_what_placement_could_never_keep_is_refused(placement: dict[str, object], words: str | None) -> None:
+    args = {"topology": {"prefill": 1, "mux": 2}, "placement": {"enabled": True, **placement}}
+    with pytest.raises(ConfigError, match=re.escape(words)) if words else contextlib.nullcontext():
+        parse_app_config(args)
+
+
+@pytest.mark.parametrize(
     ("args", "refused"),
     [
         ({}, True),

@@ -65,6 +65,7 @@ def test_a_change_before_the_turn_is_none_that_it_caused() -> None:
 def test_a_load_that_stays_must_move_nothing() -> None:
     assert still("no change", outcome(PLACED, 20, 0, [(0.0, 3), (10.0, 3)])).holds
     assert not still("no change", OURS).holds
+    assert not still("no change", outcome(PLACED, 20, 0, [])).holds, "nobody looked"
     assert not still("no change", outcome(PLACED, 19, 0, [(0.0, 3)], failed=1)).holds
 
 
