@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pdmux_ray.metrics.rules import rules
 
 from pdmux_ray import cli
 from pdmux_ray.metrics.catalog import CATALOG
@@ -18,6 +17,7 @@ from pdmux_ray.metrics.dashboards.grafana import document
 from pdmux_ray.metrics.dashboards.panel import COLUMNS, Dashboard, Level, Panel, Thresholds, bad_below, warns_from
 from pdmux_ray.metrics.dashboards.variables import VARIABLES, filled
 from pdmux_ray.metrics.metric import Kind
+from pdmux_ray.metrics.rules import rules
 
 COMMITTED = Path(__file__).parents[3] / "dashboards"
 OF_PROMETHEUS = {"up", "ALERTS"}
