@@ -22,7 +22,7 @@ import torch
 
 from pdmux_ray.device.cuda.answers import Answers, Sample, SamplingRows, host_sampled
 from pdmux_ray.device.cuda.inputs import SAMPLING, Field, Packed, PageTables, fill_sampling, uniforms
-from pdmux_ray.device.cuda.streams import Event, Graph, Stream, Streams
+from pdmux_ray.device.cuda.streams import Event, Graph, Stream, Streams, ended_if_it_fails
 from pdmux_ray.engine.runner import SequenceView, StepOutput
 from pdmux_ray.model.config import DecoderConfig
 from pdmux_ray.model.decoder import Decoder
@@ -159,11 +159,12 @@ class DecodeLane:
             raise ValueError(f"a burst of {steps} steps: it may have 1 to {most}, 1 when the host samples a row")
         bucket, rows, events = self.bucket_for(len(sequences)), len(sequences), deque[Event]()
         self._fill(bucket, sequences, steps)
-        stream.run(bucket.receive)
-        for step in range(steps):
-            stream.replay(graph)
-            stream.run(partial(self._answers.send, step, bucket.token_ids[:rows], self.logits, hosted))
-            events.append(stream.record())
+        with ended_if_it_fails(stream):
+            stream.run(bucket.receive)
+            for step in range(steps):
+                stream.replay(graph)
+                stream.run(partial(self._answers.send, step, bucket.token_ids[:rows], self.logits, hosted))
+                events.append(stream.record())
         self._burst = _Burst(sequences, hosted, events)
         return events[-1]
 

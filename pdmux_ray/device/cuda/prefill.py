@@ -77,7 +77,7 @@ class PrefillLane:
         self._logits = torch.zeros(most_sampled, model.vocab_size, device=streams.device)
         self._tokens = torch.zeros(most_sampled, dtype=torch.int64, device=streams.device)
         self._answers = Answers(streams, 1, most_sampled, model.vocab_size)
-        self._staged: Event | None = None  # what is in `_staging` has been copied
+        self.staged: Event | None = None  # what is in `_staging` has been copied
         self._staging = streams.pinned((0,), torch.uint8)
 
     def reserve(self, batches: Iterable[StepBatch]) -> None:
@@ -146,8 +146,8 @@ class PrefillLane:
     def _send(self, arrays: Arrays, after: Event | None) -> tuple[Tensors, Event]:
         """The arrays on the device, and the event of their arrival: one copy, on a stream of its own."""
         packed = packed_for(arrays)
-        if self._staged is not None:
-            self._staged.wait()  # the last job's copy, which as a rule was over before that job's first block
+        if self.staged is not None:
+            self.staged.wait()  # the last job's copy, which as a rule was over before that job's first block
         if len(self._staging) < packed.nbytes:
             self._staging = self._streams.pinned((packed.nbytes,), torch.uint8)
         for name, target in packed.arrays(self._staging).items():
@@ -157,8 +157,8 @@ class PrefillLane:
         if after is not None:
             copies.wait_for(after)
         copies.run(partial(_copy, source, inputs))
-        self._staged = copies.record()
-        return packed.tensors(inputs), self._staged
+        self.staged = copies.record()
+        return packed.tensors(inputs), self.staged
 
 
 def _batch_of(tensors: Tensors, at: int, host: AttentionBatch) -> AttentionBatch:

@@ -13,7 +13,7 @@ from pdmux_ray.device.cuda.cuda_streams import CudaStreams
 from pdmux_ray.device.cuda.prefill import Forward
 from pdmux_ray.device.cuda.probe import probe
 from pdmux_ray.device.cuda.startup import Kernels, Parts, start
-from pdmux_ray.device.cuda.streams import Event, Stream, Streams
+from pdmux_ray.device.cuda.streams import Event, Stream, Streams, ended_if_it_fails
 from pdmux_ray.engine.runner import GiveUp, PrefillSlice, StepBatch, StepOutput, never
 from pdmux_ray.model.config import DecoderConfig
 from pdmux_ray.types import Split
@@ -142,13 +142,14 @@ class CudaRunner:
         self._prefill_chain.enter(stream)
         stream.wait_for(forward.ready)
         given_up, ahead = False, deque[Event]()
-        for layer in range(self.layers):
-            if len(ahead) == _LAYERS_AHEAD:
-                ahead.popleft().wait()
-            if given_up := give_up():
-                break
-            parts.prefills.advance(forward, layer + 1, parts.prefill_decoders[stream], stream)
-            ahead.append(stream.record())
+        with ended_if_it_fails(stream):
+            for layer in range(self.layers):
+                if len(ahead) == _LAYERS_AHEAD:
+                    ahead.popleft().wait()
+                if given_up := give_up():
+                    break
+                parts.prefills.advance(forward, layer + 1, parts.prefill_decoders[stream], stream)
+                ahead.append(stream.record())
         self._one_pass = _OnePass(forward, self._prefill_chain.leave(stream), given_up)
 
     def collect(self) -> StepOutput | None:
@@ -178,7 +179,8 @@ class CudaRunner:
         if forward.layers == 0:
             stream.wait_for(forward.ready)
         started = stream.record()
-        parts.prefills.advance(forward, end_layer, parts.prefill_decoders[stream], stream)
+        with ended_if_it_fails(stream):
+            parts.prefills.advance(forward, end_layer, parts.prefill_decoders[stream], stream)
         self._block = _Block(job_id, forward, started, self._prefill_chain.leave(stream))
 
     def block_done(self) -> bool:
@@ -223,7 +225,7 @@ class CudaRunner:
         if parts is None:
             return
         try:
-            for end in (self._decodes_end, self._prefill_chain.end):
+            for end in (self._decodes_end, self._prefill_chain.end, parts.prefills.staged):
                 if end is not None:
                     end.wait()
         finally:

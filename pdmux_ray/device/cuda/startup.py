@@ -108,17 +108,21 @@ def start(
     loader = kernels.ops(small, maker.decode_scratch, streams.units)
     weights = load_decoder(model_dir, dtype, loader, config.load, model, streams.device)
     graphs_bytes = maker.rehearse(weights, small, pass_tokens)
-    # Tokens of the longest job, and of one that overtakes it. With more of them open at once torch asks the driver, which may
-    # wait for the device; when that has no memory, the requests of the job that is to be opened end with an error.
+    # Tokens of the longest job, and of one that overtakes it, whose sequences may all have long prefixes cached. With more jobs
+    # open at once torch asks the driver, which may wait for the device; when that has no memory, the requests of the job that
+    # is to be opened end with an error.
     jobs = (max(pass_tokens, model.context_length), pass_tokens)
-    jobs_bytes = sum(jobs) * (model.hidden * dtype.itemsize + _TOKEN_BYTES)
+    tables_bytes = config.max_batch * maker.decodes.most_pages * torch.int32.itemsize
+    jobs_bytes = sum(jobs) * (model.hidden * dtype.itemsize + _TOKEN_BYTES) + tables_bytes
     layout = pool_layout(config, model, dtype, streams.free_bytes() - graphs_bytes - jobs_bytes)
     pool = allocate(layout, dtype, streams.device)
     maker.decodes.spare_page = layout.pages - 1
     logger.info("KV pool: %d pages of %d tokens, %.2f GiB", layout.pages, layout.page_size, layout.total_bytes / 2**30)
     decode_decoders, prefill_decoders = maker.decode_decoders(weights, pool), maker.prefill_decoders(weights, pool)
     streams.settle()
-    maker.prefills.reserve(StepBatch([], _slices(tokens, model.context_length, config.page_size)) for tokens in jobs)
+    longest, overtaking = (_slices(tokens, model.context_length, config.page_size) for tokens in jobs)
+    cached = PrefillSlice(_Nobody(model.context_length, config.page_size), model.context_length - 1, 1, True)
+    maker.prefills.reserve([StepBatch([], longest), StepBatch([], [*overtaking, *[cached] * config.max_batch])])
     graphs = DecodeGraphs(streams, maker.decodes, decode_decoders, strict)
     maker.decode_scratch.freeze()
     maker.prefill_scratch.freeze()

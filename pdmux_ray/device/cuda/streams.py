@@ -10,7 +10,8 @@ events allow. Both find the streams of a split by `green_context.Partitions`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Protocol
 
 import torch
@@ -59,6 +60,18 @@ class Stream(Protocol):
 
     def replay(self, graph: Graph) -> None:
         """Puts all of a graph's work into the stream, in one call."""
+
+
+@contextmanager
+def ended_if_it_fails(stream: Stream) -> Iterator[None]:
+    """Around a launch of several pieces of work. When it raises amid them, the host waits for those that are in the stream:
+    whoever is told of the error gives the memory that they write to others."""
+    try:
+        yield
+    except BaseException:
+        with suppress(Exception):  # what the work failed with; the launch's own error says more
+            stream.record().wait()
+        raise
 
 
 class Streams(Protocol):
