@@ -60,6 +60,7 @@ class Instance:
         of other deployments may be on this machine. `secret`: of the fleet, between whose instances KV may go; None: each is
         by itself. `api_keys_env`: with the keys that its metrics ask for."""
         bind_calls_to_node_address()
+        keys = api_keys(api_keys_env)  # before the model: what is wrong with them shows at once
         limit_spinning()  # to prepare a model imports torch
         model_dir = await asyncio.to_thread(model.here)
         context = serve.get_replica_context()
@@ -92,7 +93,7 @@ class Instance:
         self._switchboard = Switchboard(self)
         self._engine.start()
         await self._switchboard.open(self._host)
-        self._open_metrics(api_keys(api_keys_env))
+        self._open_metrics(keys)
 
     async def reconfigure(self, user_config: object, rank: ReplicaRank) -> None:
         """Called by Serve, also when it gives ranks anew: who replaces one that takes long to end begins with a rank behind all
