@@ -7,13 +7,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdmux_ray.policy.demand import CLEAR_S, Capacity, FleetFigures, demand_of
+from pdmux_ray.policy.demand import CLEAR_S, MOST, Capacity, FleetFigures, demand_of
 from pdmux_ray.policy.fake_costs import FakeCosts
 from pdmux_ray.policy.views import Piece
 
 COSTS = FakeCosts(units=8, layers=4, fixed_s=0.0, weights_s=0.01, request_s=1e-3, context_s=1e-6, token_s=1e-4, pair_s=0.0)
 ONE = Capacity(COSTS, layers=4, units=8, max_batch=64, pool_tokens=1_000_000, itl_s=math.inf)
 IDLE = FleetFigures(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+FULL = replace(  # one device decodes as much as it can, and half as many wait
+    IDLE,
+    generated_tokens_per_s=64 / COSTS.decode(64, 6400, 8, 0).predicted_s,
+    decoding=64.0,
+    decode_context_tokens=6400.0,
+    running=64.0,
+    waiting=32.0,
+)
 amounts = st.floats(0, 1e5)
 
 
@@ -42,12 +50,19 @@ def test_tokens_want_their_share_of_a_full_batch_s_steps() -> None:
 
 def test_those_who_do_not_fit_a_batch_want_more_devices_than_there_are() -> None:
     """A fleet that is full generates no more than it can, whatever is asked of it."""
-    full = replace(IDLE, decoding=64.0, decode_context_tokens=6400.0, running=64.0, waiting=32.0)
-    assert demand_of(full, ONE).decode == pytest.approx(1.5)
+    assert demand_of(FULL, ONE).decode == pytest.approx(1.5)
+
+
+def test_no_phase_wants_more_than_twice_what_is_done() -> None:
+    """A queue that grows for ever says that the load is too much, not for which phase."""
+    assert demand_of(replace(FULL, waiting=1e6), ONE).decode == pytest.approx(MOST)
+    busy = replace(IDLE, prefill_tokens_per_s=1000.0, finished_per_s=1.0)
+    stuck = replace(busy, queued_prefill_tokens=1e9)
+    assert demand_of(stuck, ONE).prefill == pytest.approx(MOST * demand_of(busy, ONE).prefill)
 
 
 def test_who_waits_behind_prompts_that_are_long_in_coming_wants_no_decodes() -> None:
-    late = replace(IDLE, decoding=2.0, decode_context_tokens=200.0, running=64.0, waiting=64.0)
+    late = replace(FULL, decoding=2.0, decode_context_tokens=200.0, generated_tokens_per_s=25.0, waiting=64.0)
     assert demand_of(late, ONE).decode == pytest.approx(4 / 64)
 
 

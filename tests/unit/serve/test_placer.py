@@ -15,7 +15,7 @@ from pdmux_ray.types import Load, Role
 COSTS = FakeCosts(units=8, layers=4, weights_s=0.01)
 LATER_S = 1000.0  # long after its begin
 QUIET = FleetFigures(LATER_S, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
-DECODES = FleetFigures(LATER_S, 0.0, 0.0, 1.0, 0.0, 128.0, 1280.0, 128.0, 0.0)  # two full batches
+DECODES = FleetFigures(LATER_S, 0.0, 1000.0, 1.0, 0.0, 128.0, 1280.0, 128.0, 0.0)  # two full batches
 
 
 def config(**placement: Any) -> AppConfig:
