@@ -20,6 +20,7 @@ from prometheus_client.registry import Collector
 from pdmux_ray.serve.keys import allowed
 
 IDLE_S = 10.0  # a connection that says nothing for so long is closed
+MOST = 16  # connections at once; more are closed at once: a thread each, beside the step loop
 
 WsgiApp = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 
@@ -56,6 +57,24 @@ def _keyed(app: WsgiApp, keys: Collection[bytes]) -> WsgiApp:
 
 
 class _Server(ThreadingWSGIServer):
+    request_queue_size = MOST
+
+    def __init__(self, *args: Any) -> None:
+        self._places = threading.BoundedSemaphore(MOST)
+        super().__init__(*args)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if self._places.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._places.release()
+
     def server_bind(self) -> None:
         """Without looking the host's name up, which can take as long as a name server wants."""
         socketserver.TCPServer.server_bind(self)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import socket
+import time
 from collections.abc import Iterator
 
 import httpx
@@ -8,7 +10,7 @@ from prometheus_client import generate_latest
 
 from pdmux_ray.metrics.catalog import Component
 from pdmux_ray.metrics.exporter import registry_of
-from pdmux_ray.serve.scrape_port import ScrapePort
+from pdmux_ray.serve.scrape_port import MOST, ScrapePort
 
 REGISTRY = registry_of(Component.CONTROLLER, lambda: {"pdmux_placement_stale": 1.0})
 
@@ -37,6 +39,27 @@ def test_a_scrape_without_a_key_gets_none(keyed: str, header: str) -> None:
 
 def test_there_is_nothing_else_on_the_port(keyed: str) -> None:
     assert httpx.get(f"{keyed}/", headers={"authorization": "Bearer one"}).status_code == 404
+
+
+def test_connections_that_say_nothing_take_so_many_threads_and_no_more(keyed: str) -> None:
+    host, _, port = keyed.removeprefix("http://").rpartition(":")
+    idle = [socket.create_connection((host, int(port)), timeout=5) for _ in range(MOST)]
+    with socket.create_connection((host, int(port)), timeout=5) as one_more:
+        assert one_more.recv(1) == b"", "it is closed"
+    for each in idle:
+        each.close()
+    header = {"authorization": "Bearer one"}
+    answers = (_status(f"{keyed}/metrics", header) for _ in range(500))
+    assert next(status for status in answers if status is not None) == 200
+
+
+def _status(url: str, header: dict[str, str]) -> int | None:
+    """None: the connection was closed."""
+    try:
+        return httpx.get(url, headers=header).status_code
+    except httpx.TransportError:
+        time.sleep(0.01)
+        return None
 
 
 def test_an_address_of_ipv6_is_written_so_that_a_url_can_have_it() -> None:
