@@ -141,7 +141,7 @@ class TracingConfig(_Frozen):
     """OpenTelemetry spans of requests. What their receiver asks for (a key, a certificate) stands in the environment of the
     gateways, in OTEL_EXPORTER_OTLP_HEADERS and the exporter's other variables."""
 
-    endpoint: Annotated[str, Field(pattern="^https?://")]  # takes OTLP over HTTP, such as http://127.0.0.1:4318/v1/traces
+    endpoint: Annotated[str, Field(pattern="^https?://[^/]")]  # takes OTLP over HTTP, such as http://127.0.0.1:4318/v1/traces
     # of requests whose caller has not decided, as a `traceparent` header does
     sample_ratio: Annotated[float, Field(ge=0, le=1)] = 1.0
     service_name: str = "pdmux-ray"

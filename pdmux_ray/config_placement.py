@@ -17,7 +17,7 @@ class _Frozen(BaseModel):
 class PrometheusConfig(_Frozen):
     """A Prometheus that scrapes the replicas and evaluates dashboards/rules.yaml."""
 
-    url: Annotated[str, Field(pattern="^https?://")]  # such as http://127.0.0.1:9090
+    url: Annotated[str, Field(pattern="^https?://[^/]")]  # such as http://127.0.0.1:9090
     timeout_s: PositiveFloat = 2.0  # of a query
 
 
