@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import torch
@@ -17,8 +18,10 @@ from test_runner import Sequence, prompt, whole
 from tiny_models import save_tiny
 from torch.nn.attention import varlen
 
+from pdmux_ray.config import CudaConfig
 from pdmux_ray.device.cuda.ops import CudaOps
 from pdmux_ray.device.cuda.prefill_backends import (
+    NAMES,
     FlashInferPrefill,
     MakeAttention,
     Needs,
@@ -193,3 +196,7 @@ def test_the_key_reaches_the_runner_and_the_profile(tmp_path: Path) -> None:
     runner, _ = recorded_runner(tmp_path, cuda={"prefill_attention": "varlen", "decode_buckets": [6]})
     assert runner.kernels == "triton, attention of prefills by varlen"
     runner.close()
+
+
+def test_the_config_takes_every_library_that_there_is_and_no_other() -> None:
+    assert get_args(CudaConfig.model_fields["prefill_attention"].annotation) == NAMES
