@@ -97,7 +97,8 @@ class Runner(Protocol):
         """Tokens a page."""
 
     def launch(self, batch: StepBatch, give_up: GiveUp = never) -> None:
-        """Starts a step. May return before it has been computed.
+        """Starts a step. May return before it has been computed. When it raises, the device writes no more of the step: its
+        requests' pages go to others.
 
         A step with prefills asks `give_up` between blocks of layers, in the calling thread, at least every few ten
         milliseconds; when it answers True the rest of the step is not computed, and nothing of it counts.
@@ -144,7 +145,7 @@ class LaneRunner(Runner, Protocol):
 
     def launch_block(self, job_id: int, end_layer: int, split: Split) -> None:
         """Starts the job's layers up to `end_layer` on the split's prefill units and returns at once. No other block may be
-        in flight. The block that reaches the last layer also samples. When it raises, the job rests."""
+        in flight. The block that reaches the last layer also samples. When it raises, the job rests: the device writes no more of it."""
 
     def block_done(self) -> bool:
         """Whether the block in flight has been computed; True while there is none. Never waits."""
