@@ -99,10 +99,10 @@ class Placement:
                 self._placer.refused(instance_id)
 
     async def _figures(self) -> FleetFigures | None:
-        now = time.monotonic()
+        now, seen = time.monotonic(), self._links.seen()
         if self._prometheus is not None:
-            return await self._prometheus.take(now)
-        return self._window.take(now, self._links.seen())
+            return await self._prometheus.take(now, sum(each.fit for each in seen))
+        return self._window.take(now, seen)
 
     def _exported(self) -> Figures:
         return self._placer.figures(time.monotonic())

@@ -11,6 +11,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple, Protocol
 
 from pdmux_ray.metrics.prometheus import PrometheusError, Series
@@ -29,7 +30,8 @@ RUNNING, WAITING, DECODING, CONTEXT, QUEUED = (
     f"role:pdmux_{what}:sum"
     for what in ("running_requests", "waiting_requests", "decoding_requests", "decode_context_tokens", "queued_prefill_tokens")
 )
-RULES = (PREFILL, GENERATED, FINISHED, RUNNING, WAITING, DECODING, CONTEXT, QUEUED)
+INSTANCES = "role:pdmux_instances:count"
+RULES = (PREFILL, GENERATED, FINISHED, RUNNING, WAITING, DECODING, CONTEXT, QUEUED, INSTANCES)
 
 log = logging.getLogger("ray.serve")
 
@@ -109,13 +111,13 @@ class PrometheusSource:
         self._newest: FleetFigures | None = None
         self._trouble: str | None = None
 
-    async def take(self, now: float) -> FleetFigures | None:
-        """The newest that there are, which may be old."""
+    async def take(self, now: float, instances: int) -> FleetFigures | None:
+        """The newest that there are, which may be old. `instances`: that there are figures of, at least."""
         trouble = None
         try:
             begin_s = time.monotonic()
             found, ages = await asyncio.to_thread(self._ask)
-            trouble = _trouble(found, ages)
+            trouble = _trouble(found, ages, instances)
             if trouble is None:
                 self._newest = fleet_figures(found, now - ages[0].value - (time.monotonic() - begin_s))
         except PrometheusError as error:
@@ -129,7 +131,7 @@ class PrometheusSource:
         return self._server.query(self._query), self._server.query(self._age)
 
 
-def _trouble(found: Sequence[Series], ages: Sequence[Series]) -> str | None:
+def _trouble(found: Sequence[Series], ages: Sequence[Series], instances: int) -> str | None:
     """Why these figures cannot be gone by; None when they can."""
     there = {each.labels.get("__name__") for each in found}
     missing = [name for name in RULES if name not in there]
@@ -138,16 +140,19 @@ def _trouble(found: Sequence[Series], ages: Sequence[Series]) -> str | None:
     wrong = [each for each in (*found, *ages) if not 0 <= each.value < math.inf]
     if wrong:
         return f"Prometheus says {wrong[0].value} of {wrong[0].labels.get('__name__', 'the age of its figures')}"
+    if (counted := _summed(found, INSTANCES)) < instances:
+        return f"Prometheus has figures of {counted:g} instances, and there are {instances}: does it reach the port of each?"
     return None
+
+
+def _summed(found: Sequence[Series], name: str, roles: Collection[Role] = tuple(Role)) -> float:
+    named = [each for each in found if each.labels.get("__name__") == name]
+    return sum(each.value for each in named if each.labels.get("role", Role.MUX) in roles)
 
 
 def fleet_figures(found: Sequence[Series], taken_s: float) -> FleetFigures:
     """From one instant's values of all RULES."""
-
-    def of(name: str, roles: Collection[Role] = tuple(Role)) -> float:
-        """Summed over roles."""
-        named = [each for each in found if each.labels.get("__name__") == name]
-        return sum(each.value for each in named if each.labels.get("role", Role.MUX) in roles)
+    of = partial(_summed, found)
 
     served = (Role.MUX, Role.DECODE)
     return FleetFigures(

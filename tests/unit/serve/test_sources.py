@@ -15,6 +15,7 @@ from pdmux_ray.serve.sources import (
     DECODING,
     FINISHED,
     GENERATED,
+    INSTANCES,
     LEAST_S,
     PREFILL,
     QUEUED,
@@ -90,6 +91,8 @@ def series(name: str, value: float, role: Role | None = None) -> tuple[dict[str,
 COMPLETE = [
     *(series(name, value) for name, value in ((PREFILL, 100.0), (GENERATED, 50.0), (FINISHED, 2.0))),
     *(series(name, 4.0, role) for name in (RUNNING, WAITING, DECODING, CONTEXT, QUEUED) for role in Role),
+    series(INSTANCES, 1.0, Role.PREFILL),
+    series(INSTANCES, 2.0, Role.DECODE),
 ]
 
 
@@ -109,7 +112,7 @@ class Rules:
 
 async def test_the_rules_give_the_same_figures() -> None:
     told = Rules()
-    found = await PrometheusSource(told.server, "pdmux").take(10.0)
+    found = await PrometheusSource(told.server, "pdmux").take(10.0, 3)
     assert found is not None
     assert (found.prefill_tokens_per_s, found.generated_tokens_per_s, found.finished_per_s) == (100.0, 50.0, 2.0)
     assert (found.decoding, found.decode_context_tokens, found.queued_prefill_tokens) == (12.0, 12.0, 12.0)
@@ -123,9 +126,9 @@ async def test_the_rules_give_the_same_figures() -> None:
 async def test_a_missing_rule_leaves_the_old_figures_and_is_named_once(gone: str, caplog: pytest.LogCaptureFixture) -> None:
     told = Rules()
     source = PrometheusSource(told.server, "pdmux")
-    before = await source.take(10.0)
+    before = await source.take(10.0, 3)
     told.found = [each for each in COMPLETE if each[0]["__name__"] != gone]
-    assert [await source.take(20.0 + n) for n in range(3)] == [before] * 3
+    assert [await source.take(20.0 + n, 3) for n in range(3)] == [before] * 3
     assert caplog.text.count(f"Prometheus has no {gone}") == 1
 
 
@@ -136,20 +139,28 @@ async def test_a_figure_that_cannot_be_leaves_the_old_ones_and_is_said(
 ) -> None:
     told = Rules()
     source = PrometheusSource(told.server, "pdmux")
-    before = await source.take(10.0)
+    before = await source.take(10.0, 3)
     told.found = [*COMPLETE, series(name, value, Role.DECODE), ({}, 1.0)]
-    assert await source.take(20.0) is before
+    assert await source.take(20.0, 3) is before
     assert f"{value} of {name}" in caplog.text
+
+
+async def test_figures_without_those_of_an_instance_are_none(caplog: pytest.LogCaptureFixture) -> None:
+    source = PrometheusSource(Rules().server, "pdmux")
+    before = await source.take(10.0, 3)
+    assert before is not None
+    assert await source.take(20.0, 4) is before
+    assert "figures of 3 instances, and there are 4" in caplog.text
 
 
 async def test_a_server_that_is_down_leaves_the_old_figures_and_comes_back(caplog: pytest.LogCaptureFixture) -> None:
     told = Rules()
     source = PrometheusSource(told.server, "pdmux")
     told.down = True
-    assert await source.take(10.0) is None
+    assert await source.take(10.0, 3) is None
     assert caplog.text.count("cannot be asked") == 1
     told.down = False
-    assert await source.take(20.0) is not None
+    assert await source.take(20.0, 3) is not None
 
 
 def test_the_rules_that_it_asks_for_are_recorded() -> None:
