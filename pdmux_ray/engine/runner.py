@@ -145,7 +145,8 @@ class LaneRunner(Runner, Protocol):
 
     def launch_block(self, job_id: int, end_layer: int, split: Split) -> None:
         """Starts the job's layers up to `end_layer` on the split's prefill units and returns at once. No other block may be
-        in flight. The block that reaches the last layer also samples. When it raises, the job rests: the device writes no more of it."""
+        in flight. The block that reaches the last layer also samples. When it raises, the job rests, and the device writes no
+        more of it."""
 
     def block_done(self) -> bool:
         """Whether the block in flight has been computed; True while there is none. Never waits."""
