@@ -16,7 +16,7 @@ from pdmux_ray.bench.server import free_port
 from pdmux_ray.metrics.prometheus import Prometheus, PrometheusError
 
 RULES = Path(__file__).parents[2] / "dashboards" / "rules.yaml"
-SCRAPE_S = 0.25
+SCRAPE_S = 0.5
 START_S = 30.0
 
 

@@ -56,9 +56,9 @@ pytestmark = [
 ]
 
 # What requests are judged by: no time of a fleet that is not busy with other things is near.
-TTFT_S, ITL_S = 1.0, 1.0
+TTFT_S, ITL_S = 1.6, 1.0
 LONG, SHORT, ANSWER = 160, 40, 24  # tokens; a long prompt takes longer than TTFT_S
-REQUESTS, GAP_S = 40, 1.0  # so far apart that few wait for each other
+REQUESTS, GAP_S = 28, 1.5  # so far apart that few wait for each other
 WINDOW_S = 60.0  # of rates
 SETTLE_S = 7.0  # until the rules have seen what came last
 CLOSE = 0.02
@@ -70,7 +70,7 @@ CONFIG = AppConfig(
     served_model_name="demo",
     topology=TopologyConfig(prefill=1, mux=1),
     engine=fake_engine(
-        fake=FakeConfig(step_s=0.05, prefill_s_per_token=0.01),
+        fake=FakeConfig(step_s=0.05, prefill_s_per_token=0.015),
         mode="auto",
         multiplex=MultiplexConfig(ttft_s=TTFT_S, itl_s=0.3),
     ),
@@ -121,6 +121,7 @@ def measured(served: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
             wait_until(lambda: len(prometheus.query("up == 1")) == 5, 60)  # gateway, two instances, the controller, profiled
             summary, lifelines = _offer(app)
             time.sleep(SETTLE_S)
+            wait_until(lambda: len(prometheus.query("up == 1")) == 5, 30)  # a scrape that failed leaves gauges without a value
             yield Measured(app, prometheus, time.time(), summary, lifelines)
     finally:
         serve.delete("metered")
