@@ -59,6 +59,7 @@ class Placer:
         self._requested: dict[str, tuple[Role, float]] = {}  # instance id -> (role, when); not taken yet
         self._decisions = Counter[PlacementReason]()
         self._plan: PlacementPlan | None = None
+        self._told: tuple[tuple[str, Role], ...] = ()  # the changes that the log has last
         self._demand: Demand | None = None
         self._observed: dict[str, Role] = {}
         self._replicas: int | None = None
@@ -152,7 +153,8 @@ class Placer:
     def _tell(self, before: PlacementReason | None) -> None:
         plan, demand = self._plan, self._demand
         assert plan is not None
-        if plan.changes:
+        if plan.changes and not (self._settings.dry_run and plan.changes == self._told):
+            self._told = plan.changes
             wants = f"prefill wants {demand.prefill:.2f} instances, decode {demand.decode:.2f}" if demand else "no figures"
             given = ", ".join(f"{name} {role.value}" for name, role in plan.changes)
             would = "would give" if self._settings.dry_run else "gives"

@@ -102,11 +102,13 @@ def test_figures_are_stale_whatever_else_keeps_it_from_acting_and_also_when_it_l
     assert [placer.figures(LATER_S + age)["pdmux_placement_stale"] for age in (0, 15, 16)] == [0.0, 0.0, 1.0]
 
 
-def test_in_dry_run_what_it_plans_stays_to_be_seen() -> None:
+def test_in_dry_run_what_it_plans_stays_to_be_seen_and_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     placer = Placer(config(dry_run=True, confirm_s=5), COSTS, 0.0)
-    for second in range(12):
-        placer.look(LATER_S + second, seen("ppd"), DECODES)
-        assert counts(placer, "planned")["decode"] == 2
+    with caplog.at_level(logging.INFO):
+        for second in range(14):
+            placer.look(LATER_S + second, seen("ppd"), DECODES)
+            assert counts(placer, "planned")["decode"] == 2
+    assert caplog.text.count("would give") == 1
 
 
 def test_every_reason_is_a_series_from_the_begin() -> None:
