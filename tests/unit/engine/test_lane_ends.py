@@ -74,9 +74,9 @@ class BlockFails(StrictRunner):
     """Every block fails, once it has computed."""
 
     def collect_block(self) -> StepOutput | None:
-        flight, self._flight = self._flight, None
-        assert flight is not None
-        del self._jobs[flight.job_id]
+        assert self._blocks.in_flight
+        self._blocks.clear()
+        self._slices.clear()
         raise RuntimeError("illegal memory access")
 
 
@@ -93,7 +93,7 @@ class DecodeFails(StrictRunner):
     """While a block is in flight."""
 
     def launch(self, batch: StepBatch, give_up: GiveUp = never, split: Split | None = None) -> None:
-        if self._flight is not None:
+        if self._blocks.in_flight:
             raise RuntimeError("illegal instruction")
         super().launch(batch, give_up, split)
 
