@@ -179,16 +179,16 @@ class LaneLoop(StepLoop):
         if job is None:
             return
         try:
-            output = self._device.collect_block()
+            output, seconds = self._device.collect_block(), self._device.block_s
         except Exception as error:
             self._lanes.fail_block(device_failure(error), self._clock.now())
             return
-        self._note_block(job)
+        self._note_block(job, seconds)
         self._lanes.end_block(output, self._clock.now())
         self._drop_jobs()
 
-    def _note_block(self, job: Job) -> None:
-        flight, seconds = job.flight, self._device.block_s
+    def _note_block(self, job: Job, seconds: float) -> None:
+        flight = job.flight
         assert flight is not None
         tokens = sum(piece.new_tokens for piece in job.pieces)
         self._lanes.timeline.block(

@@ -157,7 +157,11 @@ class LaneRunner(Runner, Protocol):
 
     @property
     def block_s(self) -> float:
-        """What the last collected block took, from its launch to its own end (not to `collect_block`, which may come late)."""
+        """What the last collected block took, from its launch to its own end (not to `collect_block`, which may come late).
+
+        A device that orders its lanes itself waits here for that end, and raises what the block failed with; the job has ended
+        then.
+        """
 
     def drop_job(self, job_id: int) -> None:
         """Ends a job of which no block is in flight; nothing of it counts."""

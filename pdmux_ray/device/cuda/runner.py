@@ -109,7 +109,7 @@ class CudaRunner:
         self._decodes_end: Event | None = None
         self._jobs: dict[int, Forward] = {}
         self._block: _Block | None = None  # in flight
-        self._collected: tuple[Event, Event] | None = None  # start and end of the last one, which may still run
+        self._collected: tuple[int, Event, Event] | None = None  # job, start and end of the last one, which may still run
         self._to_follow: Event | None = None  # the end of a block that was collected, while no decode step follows it
         self._one_pass: _OnePass | None = None
 
@@ -192,7 +192,7 @@ class CudaRunner:
         block, self._block = self._block, None
         if block is None:
             raise RuntimeError("collect_block was called without a block in flight")
-        self._collected, self._to_follow = (block.started, block.ended), block.ended
+        self._collected, self._to_follow = (block.job_id, block.started, block.ended), block.ended
         if block.forward.layers < self.layers:
             return None
         del self._jobs[block.job_id]
@@ -206,8 +206,12 @@ class CudaRunner:
         """See `LaneRunner`; by the device's clock. Waits for the block."""
         if self._collected is None:
             return 0.0
-        started, ended = self._collected
-        ended.wait()
+        job_id, started, ended = self._collected
+        try:
+            ended.wait()
+        except Exception:
+            self._jobs.pop(job_id, None)
+            raise
         return ended.seconds_since(started)
 
     def drop_job(self, job_id: int) -> None:

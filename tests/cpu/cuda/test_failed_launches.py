@@ -57,6 +57,17 @@ def test_what_was_launched_before_an_error_has_ended_when_it_is_told(
     runner.close()
 
 
+def test_a_block_that_fails_before_its_job_s_last_has_ended_the_job_when_its_time_is_asked_for(tmp_path: Path) -> None:
+    runner, _ = recorded_runner(save_tiny("llama", tmp_path))
+    runner.open_job(0, [whole(Sequence([5, 10**6], [1]))])
+    runner.launch_block(0, 1, HALVES)
+    assert runner.collect_block() is None
+    with pytest.raises(IndexError):
+        _ = runner.block_s
+    runner.open_job(0, [whole(Sequence(prompt(1, 9), [1, 2, 3]))])
+    runner.close()
+
+
 def test_closing_waits_for_the_inputs_of_a_job_that_never_began(tmp_path: Path) -> None:
     runner, streams = recorded_runner(save_tiny("llama", tmp_path))
     runner.open_job(0, [whole(Sequence(prompt(1, 9), [1, 2, 3]))])

@@ -80,6 +80,16 @@ class BlockFails(StrictRunner):
         raise RuntimeError("illegal memory access")
 
 
+class BlockFailsLate(StrictRunner):
+    """Every block is collected before it has computed, and then fails."""
+
+    @property
+    def block_s(self) -> float:
+        self._blocks.clear()
+        self._slices.clear()
+        raise RuntimeError("illegal memory access")
+
+
 class SecondJobFails(StrictRunner):
     """To begin with."""
 
@@ -98,14 +108,17 @@ class DecodeFails(StrictRunner):
         super().launch(batch, give_up, split)
 
 
-def test_a_block_that_fails_ends_its_requests_alone(worlds: Worlds, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("kind", [BlockFails, BlockFailsLate])
+def test_a_block_that_fails_ends_its_requests_alone(
+    worlds: Worlds, caplog: pytest.LogCaptureFixture, kind: type[StrictRunner]
+) -> None:
     clock = VirtualClock()
     runner = device(clock)
     engine, log = worlds(fixed(2), runner=lambda _: runner, clock=clock)
     engine.submit(reader := request("reader", max_tokens=20))
     while not log.tokens("reader"):
         engine.step()
-    runner.__class__ = BlockFails
+    runner.__class__ = kind
     engine.submit(request("long", [2] * 20))
     drain(engine)
     assert log.error("long") == ("PdmuxError", "The device failed while it computed this request. Try again.")
