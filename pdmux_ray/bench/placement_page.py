@@ -38,7 +38,7 @@ def requests_chart(outcome: Outcome, turn_s: float, span_s: float) -> Chart:
     )
     rows = [{"t": at * BIN_S, "to": (at + 1) * BIN_S, "cause": end, "n": count} for (at, end), count in sorted(counts.items())]
     encoding: Spec = {
-        "x": {"field": "t", **_time(span_s)},
+        "x": {"field": "t", "bin": "binned", **_time(span_s)},
         "x2": {"field": "to"},
         "y": {"field": "n", "type": "quantitative", "stack": "zero", "axis": {"title": f"requests in {BIN_S:g} s"}},
         "color": colour(ENDS, "cause"),
@@ -53,10 +53,10 @@ def requests_chart(outcome: Outcome, turn_s: float, span_s: float) -> Chart:
 def roles_chart(outcome: Outcome, turn_s: float, span_s: float) -> Chart:
     """Instances by role."""
     rows = [
-        {"t": max(sample.time_s, 0.0), "cause": line.name, "n": count}
+        {"t": sample.time_s, "cause": line.name, "n": count}
         for sample in outcome.roles
         for line, count in zip(ROLES, (sample.others, sample.prefill), strict=True)
-        if sample.time_s <= span_s
+        if 0 <= sample.time_s <= span_s
     ]
     encoding: Spec = {
         "x": {"field": "t", **_time(span_s)},
