@@ -54,7 +54,8 @@ def by_turns(steps: int) -> tuple[list[float], list[float], Engine]:
     for _ in range(_WARM_UP):
         with_.step_s()
         without.step_s()
-    measured, bare = [], []
+    measured = list[float]()
+    bare = list[float]()
     for number in range(steps):
         for feed, times in ((with_, measured), (without, bare)) if number % 2 else ((without, bare), (with_, measured)):
             times.append(feed.step_s())

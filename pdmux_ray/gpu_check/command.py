@@ -24,7 +24,9 @@ TOTAL_S = 285.0  # of a whole run: the last check, which measures as long as the
 
 
 def add_gpu_check(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Checks and measures the CUDA device on the GPU at hand, in under five minutes; docs/cuda.md."
+    parser.description = (
+        "Checks and measures the CUDA device on the GPU at hand; made to take less than five minutes. See docs/cuda.md."
+    )
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where report.json goes, row by row")
     parser.add_argument("--only", metavar="NAMES", help="checks, with commas between them; default: all")
     parser.add_argument("--quick", action="store_true", help="fewer repeats and no headline: is it right, more than how fast")

@@ -4,8 +4,8 @@
     decode    the larger one of   tokens generated a second / (B / s)   and   requests that decode / B
               B: requests that one device decodes at once within the ITL objective, its pool and max_batch; s: their step
 
-but at most MOST times what is done now. A want of 2.3 for 3 instances keeps each of them busy for 77 % of the time, if they
-share it evenly. What was computed says no more than what the fleet can do: what it cannot shows in the queue, and in requests
+but at most MOST times what is done now, or one device where that is more. A want of 2.3 for 3 instances keeps each of them
+busy for 77 % of the time, if they share it evenly. What was computed says no more than what the fleet can do: what it cannot shows in the queue, and in requests
 that decode or wait to. Queues alone mislead: in a fleet that cannot carry its load, whichever side is given more makes the
 other side's queue grow, and by queues the roles would go to and fro for ever.
 """
@@ -19,6 +19,7 @@ from pdmux_ray.policy.views import CostModel, Piece
 
 CLEAR_S = 10.0  # in which a queue of prompts should be done
 MOST = 2.0  # times what is done now: no phase is thought to want more
+ALWAYS = 1.0  # devices that a phase may want of which nothing was done lately
 PROMPT_TOKENS = 512  # of the mean prompt, while nothing says how long it is
 LONGEST_TOKENS = 8192  # a mean is thought to be no more: beyond it the figures are of too few requests
 
@@ -73,13 +74,18 @@ def demand_of(figures: FleetFigures, of: Capacity) -> Demand:
     if figures.finished_per_s > 0:
         prompt = round(min(max(figures.prefill_tokens_per_s / figures.finished_per_s, 1.0), LONGEST_TOKENS))
     token_s = of.costs.prefill((Piece(prompt, 0),), of.layers, of.units, 0, last=True).predicted_s / prompt
-    done = figures.prefill_tokens_per_s
-    prefill = min(done + figures.queued_prefill_tokens / CLEAR_S, MOST * done) * token_s
+    done = figures.prefill_tokens_per_s * token_s
+    prefill = _at_most(done + figures.queued_prefill_tokens / CLEAR_S * token_s, done)
     context = figures.decode_context_tokens / figures.decoding if figures.decoding else float(prompt)
     batch = of.batch(context)
     step_s = of.costs.decode(batch, int(batch * context), of.units, 0).predicted_s
     by_rate = figures.generated_tokens_per_s * step_s / batch
-    return Demand(figures.taken_s, prefill, min(max(by_rate, _wanting(figures) / batch), MOST * by_rate))
+    return Demand(figures.taken_s, prefill, _at_most(max(by_rate, _wanting(figures) / batch), by_rate))
+
+
+def _at_most(wanted: float, done: float) -> float:
+    """Both in devices."""
+    return min(wanted, max(MOST * done, ALWAYS))
 
 
 def _wanting(figures: FleetFigures) -> float:

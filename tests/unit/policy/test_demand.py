@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdmux_ray.policy.demand import CLEAR_S, MOST, Capacity, FleetFigures, demand_of
+from pdmux_ray.policy.demand import ALWAYS, CLEAR_S, MOST, Capacity, FleetFigures, demand_of
 from pdmux_ray.policy.fake_costs import FakeCosts
 from pdmux_ray.policy.views import Piece
 
@@ -56,9 +56,15 @@ def test_those_who_do_not_fit_a_batch_want_more_devices_than_there_are() -> None
 def test_no_phase_wants_more_than_twice_what_is_done() -> None:
     """A queue that grows for ever says that the load is too much, not for which phase."""
     assert demand_of(replace(FULL, waiting=1e6), ONE).decode == pytest.approx(MOST)
-    busy = replace(IDLE, prefill_tokens_per_s=1000.0, finished_per_s=1.0)
+    busy = replace(IDLE, prefill_tokens_per_s=20_000.0, finished_per_s=20.0)
     stuck = replace(busy, queued_prefill_tokens=1e9)
     assert demand_of(stuck, ONE).prefill == pytest.approx(MOST * demand_of(busy, ONE).prefill)
+
+
+def test_a_phase_of_which_nothing_was_done_lately_may_want_a_device() -> None:
+    """Its only instance hung, or a burst has just come."""
+    assert demand_of(replace(IDLE, queued_prefill_tokens=1e9), ONE).prefill == ALWAYS
+    assert demand_of(replace(IDLE, waiting=1e6, running=1.0, decoding=1.0), ONE).decode == ALWAYS
 
 
 def test_who_waits_behind_prompts_that_are_long_in_coming_wants_no_decodes() -> None:
