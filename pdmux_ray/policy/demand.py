@@ -5,9 +5,9 @@
               B: requests that one device decodes at once within the ITL objective, its pool and max_batch; s: their step
 
 but at most MOST times what is done now, or one device where that is more. A want of 2.3 for 3 instances keeps each of them
-busy for 77 % of the time, if they share it evenly. What was computed says no more than what the fleet can do: what it cannot shows in the queue, and in requests
-that decode or wait to. Queues alone mislead: in a fleet that cannot carry its load, whichever side is given more makes the
-other side's queue grow, and by queues the roles would go to and fro for ever.
+busy for 77 % of the time, if they share it evenly. What was computed says no more than what the fleet can do: what it cannot
+shows in the queue, and in requests that decode or wait to. Queues alone mislead: in a fleet that cannot carry its load,
+whichever side is given more makes the other side's queue grow, and by queues the roles would go to and fro for ever.
 """
 
 from __future__ import annotations
