@@ -49,6 +49,8 @@ def test_the_pods_are_what_kubernetes_takes(template: dict[str, Any]) -> None:
 
 def test_the_network_policy_is_what_kubernetes_takes() -> None:
     kubernetes_validate.validate(POLICY, KUBERNETES, strict=True)
+    with pytest.raises(kubernetes_validate.ValidationError, match="ingres"):
+        kubernetes_validate.validate({**POLICY, "spec": {**POLICY["spec"], "ingres": []}}, KUBERNETES, strict=True)
 
 
 @pytest.mark.parametrize("template", TEMPLATES, ids=["head", "worker"])

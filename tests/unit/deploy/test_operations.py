@@ -41,6 +41,8 @@ def test_every_config_key_that_is_named_exists() -> None:
     for key in re.findall(r"`((?:engine|gateway|placement)\.[a-z_.]+)`", TEXT):
         model: Any = AppConfig
         for part in key.split("."):
+            assert model is not None, f"{key}: a value has no keys"
+            assert part in model.model_fields, key
             kind = model.model_fields[part].annotation
             model = next((each for each in (kind, *get_args(kind)) if hasattr(each, "model_fields")), None)
 
