@@ -108,6 +108,17 @@ class Figures:
         }
 
 
+class Lesson(NamedTuple):
+    """What steps of a kind have taught: how many times as long they take as the profile says."""
+
+    kind: str  # decode, prefill or mixed
+    units: int
+    beside: int  # units of the other lane; 0: alone
+    size: int | None  # index by SIZES_S; None: of all sizes
+    factor: float
+    times: int  # that it was learned from
+
+
 class CorrectedCosts:
     """A `LearningCostModel` over a fitted one. `observe_*` are for the step loop's thread; predictions and `figures` are for
     any, which at worst sees a cell whose mean and guard are one time apart.
@@ -153,6 +164,19 @@ class CorrectedCosts:
         furthest = max((state.mean for state in states), key=abs, default=0.0)
         drifting = sum(state.drifting for state in states)
         return Figures(drifting, math.exp(furthest), self._observed, self._exceeded, self._factors())
+
+    def lessons(self) -> list[Lesson]:
+        """All that it has learned, as it would predict by it now. From any thread."""
+        parts = [(*part, None) for part in list(self._parts)]
+        cells = [tuple(cell) for cell in list(self._cells)]
+        return [self._lesson(*where) for where in (*parts, *cells)]
+
+    def _lesson(self, kind: str, units: int, beside: int, size: int | None) -> Lesson:
+        part = self._parts[kind, units, beside]
+        if size is None:
+            return Lesson(kind, units, beside, None, math.exp(part.now(self._everybody(), self._all.seen).mean), part.seen)
+        cell = Cell(kind, units, beside, size)
+        return Lesson(*cell, math.exp(self._now(cell).mean), self._cells[cell].seen)
 
     def _factors(self) -> dict[str, tuple[float, float]]:
         units = self._base.parameters.units

@@ -31,12 +31,14 @@ Event: TypeAlias = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One instance's timeline. `offset_s` is added to its times to have the trace's clock."""
+    """One instance's timeline. `offset_s` is added to its times to have the trace's clock. `lessons`: what its steps have
+    taught, as `latency.correction.Lesson` has it."""
 
     instance: str
     units: int
     records: Sequence[Record]
     offset_s: float = 0.0
+    lessons: Sequence[Sequence[Any]] = ()
 
 
 def clock_offset_s(before_s: float, theirs_s: float, after_s: float) -> float:
@@ -53,10 +55,14 @@ def chrome_trace(sources: Sequence[Source], now_s: float, missing: Mapping[str, 
         "otherData": {
             "clock": CLOCK,
             "now_s": now_s,
-            "instances": {source.instance: {"pid": pid, "units": source.units} for pid, source in enumerate(sources, 1)},
+            "instances": {source.instance: _about(pid, source) for pid, source in enumerate(sources, 1)},
             "missing": dict(missing or {}),
         },
     }
+
+
+def _about(pid: int, source: Source) -> dict[str, Any]:
+    return {"pid": pid, "units": source.units, **({"lessons": source.lessons} if source.lessons else {})}
 
 
 def _events(pid: int, source: Source) -> Iterable[Event]:

@@ -174,7 +174,8 @@ class Instance:
     def timeline(self, first: int, seconds: float) -> wire.TimelinePage:
         ring, now_s = self._engine.timeline, self._clock.now()
         records = ring.since(first, now_s - seconds)
-        return {"now_s": now_s, "units": ring.units, "records": records, "more": len(records) == PAGE}
+        lessons = self._costs.lessons() if self._costs else []
+        return {"now_s": now_s, "units": ring.units, "records": records, "more": len(records) == PAGE, "lessons": lessons}
 
     def standing(self) -> wire.Standing:
         return (self._role.value, self._peers.linked() if self._peers else [])

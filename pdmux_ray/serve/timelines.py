@@ -45,7 +45,7 @@ async def _source(link: Link, seconds: float) -> Source:
                     offset_s = clock_offset_s(before_s, page["now_s"], time.monotonic())
                 records += map(unpack, page["records"])
                 if not page["more"]:
-                    return Source(link.instance_id, page["units"], records, offset_s)
+                    return Source(link.instance_id, page["units"], records, offset_s, page["lessons"])
     except TimeoutError:
         raise InstanceUnavailableError(f"it did not answer within {ANSWER_S:g} s") from None
 

@@ -12,7 +12,7 @@ standing    `[role, [instance ids that KV can be had from now]]`
 figures     by the names of `metrics.catalog`: `Instance.figures()`
 refusal     `(class name, message, attributes)` of the error
 timeline    `{"now_s": the engine's clock, "units": of its device, "records": of `engine.timeline`, a page of them,
-            "more": whether there are others after them}`
+            "more": whether there are others after them, "lessons": `latency.correction.Lesson`s}`
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ from pdmux_ray.types import Load, NewRequest, SamplingParams, TokenEvent
 #    that another instance has made
 # 7  a timeline's step tells what burst it is one of
 # 8  the event of a first token tells where its time went; a timeline's step, how long it might wait for a block
-VERSION = 8
+# 9  a timeline tells what its steps have taught
+VERSION = 9
 
 Event: TypeAlias = Sequence[Any]
 PackedLoad: TypeAlias = Sequence[Any]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
+from typing import Protocol
 
 from kv_transfer.layout import KVLayout
 from pdmux_ray.clock import Clock
@@ -14,13 +15,27 @@ from pdmux_ray.policy.views import CostModel, Estimate, Piece
 from pdmux_ray.types import Split
 
 
+class StepFactors(Protocol):
+    """How many times as long steps take as `DeviceModel.costs` predicts: a server has more to do than a profile measures."""
+
+    def of(self, kind: str, units: int, beside: int, predicted_s: float) -> float:
+        """`kind`: decode, prefill (a block), or mixed (in one pass); `beside`: units of the other lane, 0 when it is alone."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Slower:
-    """How many times as long steps take as `DeviceModel.costs` predicts: a server has more to do than a profile measures."""
+    """A `StepFactors` by kind."""
 
     decode: float = 1.0
     prefill: float = 1.0
-    mixed: float = 1.0  # in one pass
+    mixed: float = 1.0
+
+    def of(self, kind: str, units: int, beside: int, predicted_s: float) -> float:
+        return self.mixed if kind == "mixed" else self.decode if kind == "decode" else self.prefill
+
+    def __str__(self) -> str:
+        return f"decode {self.decode:g}, prefill {self.prefill:g}, one pass {self.mixed:g}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +48,7 @@ class DeviceModel:
     units: int
     splits: tuple[Split, ...]  # the disjoint ones, fewest decode units first
     link_bytes_per_s: float  # of a transfer to another instance
-    slower: Slower = Slower()
+    slower: StepFactors = Slower()
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -41,7 +56,7 @@ class DeviceModel:
 
 
 class CostDevice:
-    """A `LaneRunner`. What a step takes is what `model.costs` predicts, times what `model.slower` says of its kind, times
+    """A `LaneRunner`. What a step takes is what `model.costs` predicts, times what `model.slower` says of such steps, times
     exp(a normal draw of deviation `spread`)."""
 
     most_steps = 1  # an arrival amid a burst would be seen after it: a simulated step runs at one moment
@@ -65,8 +80,7 @@ class CostDevice:
     def launch(self, batch: StepBatch, give_up: GiveUp = never, split: Split | None = None) -> None:
         if split is None and self._blocks.in_flight:
             raise RuntimeError("a step on every unit was launched while a block is in flight")
-        slower = self._slower.mixed if batch.prefills else self._slower.decode
-        self._ready_s = self._clock.now() + self._took_s(self._predicted(batch, split), slower)
+        self._ready_s = self._clock.now() + self._step_takes_s(batch, split)
         self._output = StepOutput([0] * (len(batch.decodes) + sum(piece.sample for piece in batch.prefills)))
 
     def collect(self) -> StepOutput | None:
@@ -104,17 +118,16 @@ class CostDevice:
         self._answers.clear()
 
     def _block_takes_s(self, pieces: Sequence[Piece], layers: int, units: int, beside: int, last: bool) -> float:
-        return self._took_s(self._costs.prefill(pieces, layers, units, beside, last), self._slower.prefill)
+        return self._took_s("prefill", units, beside, self._costs.prefill(pieces, layers, units, beside, last))
 
-    def _predicted(self, batch: StepBatch, split: Split | None) -> Estimate:
+    def _step_takes_s(self, batch: StepBatch, split: Split | None) -> float:
         decodes, context_tokens = len(batch.decodes), sum([len(sequence.tokens) for sequence in batch.decodes])
         if batch.prefills:
             pieces = [Piece(piece.tokens, piece.start) for piece in batch.prefills]
-            return self._costs.mixed(decodes, context_tokens, pieces, self.units)
-        units = self.units if split is None else split.decode_units
-        return self._costs.decode(decodes, context_tokens, units, self._blocks.units)
+            return self._took_s("mixed", self.units, 0, self._costs.mixed(decodes, context_tokens, pieces, self.units))
+        units, beside = self.units if split is None else split.decode_units, self._blocks.units
+        return self._took_s("decode", units, beside, self._costs.decode(decodes, context_tokens, units, beside))
 
-    def _took_s(self, estimate: Estimate, slower: float) -> float:
-        if not self._spread:
-            return estimate.predicted_s * slower
-        return estimate.predicted_s * slower * self._rng.lognormvariate(0.0, self._spread)
+    def _took_s(self, kind: str, units: int, beside: int, estimate: Estimate) -> float:
+        takes_s = estimate.predicted_s * self._slower.of(kind, units, beside, estimate.predicted_s)
+        return takes_s * self._rng.lognormvariate(0.0, self._spread) if self._spread else takes_s

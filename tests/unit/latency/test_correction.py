@@ -191,3 +191,11 @@ def test_what_is_told_corrects_the_profile_of_who_is_told(corrected: CorrectedCo
 def test_who_is_told_nothing_predicts_by_the_profile(profile: Profile) -> None:
     base = profile.costs()
     assert as_told(base, {"pdmux_correction_factor": 2.0}) is base
+
+
+def test_its_lessons_are_how_much_longer_each_kind_and_size_takes(corrected: CorrectedCosts, profile: Profile) -> None:
+    decode(corrected, 1.2 * profile.costs().decode(4, 800, 1, 1).predicted_s, times=200)
+    part, cell = corrected.lessons()
+    assert (part[:4], cell[:3]) == (("decode", 1, 1, None), ("decode", 1, 1))
+    assert (part.factor, cell.factor) == (pytest.approx(1.2, rel=0.01), pytest.approx(1.2, rel=0.01))
+    assert (part.times, cell.times) == (200, 200)

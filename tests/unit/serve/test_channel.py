@@ -52,7 +52,8 @@ class EngineSeen:
     def timeline(self, first: int, seconds: float) -> wire.TimelinePage:
         """Three records in all, two a page; the clock shows 10."""
         marks = [Arrival("arrival", number, 10.0 - number, f"r{number}", 5) for number in range(first, 3)]
-        return {"now_s": 10.0, "units": 4, "records": marks[:2], "more": len(marks) > 2}
+        lessons = [["decode", 4, 0, None, 1.25, 80]]
+        return {"now_s": 10.0, "units": 4, "records": marks[:2], "more": len(marks) > 2, "lessons": lessons}
 
 
 class Caller:

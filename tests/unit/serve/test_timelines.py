@@ -37,6 +37,7 @@ async def test_every_page_of_every_instance_is_in_the_trace() -> None:
         trace = await trace_of(links, None)
     assert {name: len(arrivals_of(trace, name)) for name in trace["otherData"]["instances"]} == {"one": 3, "two": 3}
     assert trace["otherData"]["missing"] == {}
+    assert trace["otherData"]["instances"]["two"]["lessons"] == [["decode", 4, 0, None, 1.25, 80]]
 
 
 async def test_one_instance_may_be_asked_for_by_its_id() -> None:
