@@ -13,6 +13,7 @@ server that cannot be started or measured is noted, and the others go on.
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -56,6 +57,7 @@ LEAST_RPS = grid.decisive(ATTAINMENT) / MOST_SECONDS  # at a lower rate one run 
 LEAST_PROBES = 2  # rates that a search tries, whatever the time
 MOST_RUNS = 3  # of a rate in one search
 USUAL_RUNS = 5  # of a search
+LAST_TIMELINE = "timeline.json"  # of a server's last run: what it has learned, for `pdmux simulate --learned`
 FIRST_GUESS = 0.7  # of what the yardstick carries: a rate that is too high costs less time than one that is too low
 
 
@@ -330,6 +332,7 @@ class Study:
 
 def _keep_steps(session: Session, fetched: Fetched, window: Window) -> None:
     bound.append(session.directory, bound.steps_of(fetched, window.begin_s))
+    (session.directory / LAST_TIMELINE).write_text(json.dumps(fetched.trace, separators=(",", ":")), encoding="utf-8")
 
 
 async def saturate(target: Target, offer: Offer, level: float) -> float:
@@ -356,4 +359,5 @@ def reserve_all(directories: Sequence[Path], force: bool) -> None:
     """Makes them all, without results of an earlier run. Raises ConfigError."""
     for directory in directories:
         reserve(directory, force)
-        (directory / bound.FILE).unlink(missing_ok=True)
+        for name in (bound.FILE, LAST_TIMELINE):
+            (directory / name).unlink(missing_ok=True)
