@@ -59,8 +59,9 @@ class FakeConfig(_Frozen):
     `pages` and `most_steps` then say nothing.
     """
 
-    gpu: Literal["H200", "H100", "A100"] | None = None
-    shape: Literal["llama-8b", "codellama-34b"] = "llama-8b"  # of the model that it keeps the time of
+    gpu: Literal["H200", "H100", "B200", "A100", "A800"] | None = None
+    # of the model that it keeps the time of
+    shape: Literal["llama-8b", "llama-70b", "codellama-34b", "qwen3-32b", "opt-13b", "opt-66b", "opt-175b"] = "llama-8b"
     step_s: Annotated[float, Field(ge=0)] = 0.02  # of any step, on the whole device
     prefill_s_per_token: Annotated[float, Field(ge=0)] = 0.0  # added per prefill token
     pages: PositiveInt = 4096

@@ -25,6 +25,8 @@ API_KEY_VARIABLE = "PDMUX_BENCH_API_KEY"
 ACTIONS = ("run", "compare", "report")
 
 TOKEN_IDS = (1000, 40000)  # ordinary words of most vocabularies
+GPUS = ("H200", "H100", "B200", "A100", "A800")  # of sim/gpu.py
+SHAPES = ("llama-8b", "llama-70b", "codellama-34b", "qwen3-32b", "opt-13b", "opt-66b", "opt-175b")
 MOST = 1e15  # of any number, and its inverse the least above 0: beyond lie infinities
 
 Number = TypeVar("Number", int, float)
@@ -101,9 +103,10 @@ def _add_simulated(group: argparse._ArgumentGroup) -> None:
     device = group.add_mutually_exclusive_group()
     text = "what `pdmux profile` wrote; default: engine.multiplex.profile of CONFIG"
     device.add_argument("--profile", type=Path, metavar="FILE", help=text)
-    device.add_argument("--gpu", choices=("H200", "H100", "A100"), help="one that was measured by others, instead of a profile")
+    device.add_argument("--gpu", choices=GPUS, help="one that was measured by others, instead of a profile")
     text = "with --gpu; default llama-8b"
-    group.add_argument("--model-shape", choices=("llama-8b", "codellama-34b"), default="llama-8b", help=text)
+    group.add_argument("--model-shape", choices=SHAPES, default="llama-8b", help=text)
+    add_costs(group)
     text = "of step times about their prediction, as the deviation of their log; default: what the profile found, on a GPU 0.03"
     group.add_argument("--spread", type=_share, metavar="X", help=text)
     text = "how many times as long steps take as predicted: a number, or decode=X,prefill=X,mixed=X; default 1"
@@ -112,6 +115,15 @@ def _add_simulated(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--line", type=_share, default=0.0005, metavar="S", help=text)
     text = "bytes a second between two instances; default: the GPU's, with a profile gateway.routing.bandwidth of CONFIG"
     group.add_argument("--bandwidth", type=_positive, metavar="B", help=text)
+
+
+def add_costs(group: argparse._ActionsContainer) -> None:
+    """What `--gpu` leaves open."""
+    group.add_argument("--tp", type=_count, metavar="N", help="with --gpu: GPUs of an instance (tensor parallel); default 1")
+    text = "with --gpu: step times from published rates, or from a database of measured ones (silicon); default roofline"
+    group.add_argument("--costs", choices=("roofline", "silicon"), help=text)
+    text = "with --gpu: another value of what docs/simulate.md says is assumed, such as decode_beside=0.5; may be repeated"
+    group.add_argument("--assume", action="append", default=[], metavar="KEY=VALUE", help=text)
 
 
 def add_load(parser: argparse.ArgumentParser) -> None:

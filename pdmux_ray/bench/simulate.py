@@ -27,9 +27,11 @@ from pdmux_ray.report import figures
 from pdmux_ray.report.progress import Progress
 from pdmux_ray.report.table import print_line
 from pdmux_ray.sim.device import Slower
+from pdmux_ray.sim.devices import device_of
 from pdmux_ray.sim.fleet import SPREAD
-from pdmux_ray.sim.gpu import GPUS, SHAPES, device_model
+from pdmux_ray.sim.gpu import GPUS, SHAPES
 from pdmux_ray.sim.profiled import Profiled, profiled
+from pdmux_ray.sim.sm_share import assumptions
 from pdmux_ray.workload.requests import Ask, PlannedRequest
 from pdmux_ray.workload.source import TokenWorkload, load_workload
 from pdmux_ray.workload.traces import Trace
@@ -79,7 +81,7 @@ def _job(args: argparse.Namespace, config: AppConfig) -> Job:
     for flag, given in (("--workload or --trace", args.workload), ("--rates", args.rates), ("--slo", args.slo)):
         if not given:
             raise ConfigError(f"{flag} is missing. `pdmux simulate --help` explains it; docs/simulate.md has examples.")
-    args.devices = len(config.roles)
+    args.devices = len(config.roles) * (args.tp or 1)
     job = Job.of(args)
     if any(isinstance(ask.prompt, str) for ask in job.sample):
         raise ConfigError("Texts cannot be simulated: without their model nobody knows its answers. Take lengths or a trace.")
@@ -115,13 +117,22 @@ def _setup(args: argparse.Namespace, config: AppConfig, job: Job) -> Setup:
 def _device(args: argparse.Namespace, config: AppConfig) -> Profiled:
     engine = config.engine
     if args.gpu:
-        model = SHAPES[args.model_shape]
-        device = device_model(GPUS[args.gpu], model, engine.page_size)
+        device = device_of(
+            *(args.gpu, args.model_shape),
+            tp=args.tp or 1,
+            costs=args.costs or "roofline",
+            page_size=engine.page_size,
+            assume=assumptions(args.assume),
+        )
         if engine.kv_cache_gib:
             device = replace(device, layout=device.layout.filling(engine.kv_cache_gib * 2**30))
         if device.layout.pages < 1:
-            raise ConfigError(f"{device.name}: its memory has no room for a page of KV. Take a larger GPU or another shape.")
-        return Profiled(device, model.context_length, SPREAD)
+            raise ConfigError(
+                f"{device.name}: its memory has no room for a page of KV. Take a larger GPU, more (--tp) or another shape."
+            )
+        return Profiled(device, SHAPES[args.model_shape].context_length, SPREAD)
+    if args.tp or args.costs or args.assume:
+        raise ConfigError("--tp, --costs and --assume go with --gpu: a profile has what its device was measured to do.")
     path = args.profile or engine.multiplex.profile
     if path is None:
         raise ConfigError(
@@ -168,6 +179,7 @@ def _conditions(args: argparse.Namespace, setup: Setup) -> dict[str, str]:
         f"spread {setup.spread:.3g}",
         "line": f"{setup.line_s * 1e3:g} ms a message",
         "link": f"{device.link_bytes_per_s / 1e9:g} GB/s between two instances",
+        **({"assumed": ", ".join(args.assume)} if args.assume else {}),
     }
 
 

@@ -92,6 +92,10 @@ LAW: dict[str, tuple[str, ...]] = {
         *("kv_transfer.layout", "pdmux_ray.serve.router", "pdmux_ray.serve.known"),  # what a gateway knows and chooses
         *("pdmux_ray.serve.placer", "pdmux_ray.serve.sources"),  # and what the placement controller does
     ),
+    "pdmux_ray.sim.silicon": (
+        *("pdmux_ray.errors", "pdmux_ray.latency.model", "pdmux_ray.latency.features", "pdmux_ray.sim"),
+        "aiconfigurator_core",  # imported only for silicon costs
+    ),
     "pdmux_ray.generate": (
         *(*BASE, "pdmux_ray.engine", "pdmux_ray.device.base", "pdmux_ray.model.source", "pdmux_ray.text"),
         "pdmux_ray.latency.loading",

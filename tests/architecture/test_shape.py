@@ -88,8 +88,8 @@ def test_what_the_project_depends_on_is_what_is_installed(machine: tuple[str, ..
     """pyproject.toml states ranges, deploy/requirements the versions that are installed: they must agree."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    texts = [*project["dependencies"], *(text for name in ("demo", "bench", "dev", "cuda") for text in extras[name])]
-    names = ("base", "demo", "bench", "dev", *machine)
+    texts = [*project["dependencies"], *(text for name in ("demo", "bench", "silicon", "dev", "cuda") for text in extras[name])]
+    names = ("base", "demo", "bench", "silicon", "dev", *machine)
     lines = [line for p in REQUIREMENTS if p.stem in names for line in p.read_text().splitlines() if "==" in line]
     pinned = dict(line.removeprefix("# ").split("==") for line in lines if not line.startswith("#"))
     wanted = map(Requirement, texts)
@@ -98,7 +98,7 @@ def test_what_the_project_depends_on_is_what_is_installed(machine: tuple[str, ..
 
 
 def test_no_package_is_pinned_twice_on_one_machine() -> None:
-    everywhere = ("base", "demo", "bench", "dev")
+    everywhere = ("base", "demo", "bench", "silicon", "dev")
     for machine in MACHINES:
         files = [p for p in REQUIREMENTS if p.stem in (*everywhere, *machine)]
         names = [line.partition("==")[0] for p in files for line in p.read_text().splitlines() if not line.startswith("#")]

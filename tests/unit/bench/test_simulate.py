@@ -129,9 +129,13 @@ def test_it_leaves_what_bench_leaves(tmp_path: Path, capsys: pytest.CaptureFixtu
         (("--gpu", "H200", *GOOD[2:]), "--workload or --trace is missing"),
         (("--gpu", "H200", *GOOD[:-2]), "--slo is missing"),
         (("--gpu", "H200", *GOOD[:2], *GOOD[4:]), "--rates is missing"),
-        (("--gpu", "B200", *GOOD), "invalid choice"),
+        (("--gpu", "B300", *GOOD), "invalid choice"),
         (("--gpu", "H200", "--profile", "p.json", *GOOD), "not allowed with"),
         (("--gpu", "A100", "--model-shape", "codellama-34b", "--set", "engine.kv_cache_gib=1e-6", *GOOD), "no room for a page"),
+        (("--gpu", "A100", "--model-shape", "llama-70b", *GOOD), "more (--tp)"),
+        (("--gpu", "A100", "--tp", "3", *GOOD), "3 GPUs cannot share them out"),
+        (("--gpu", "A100", "--assume", "x=1", *GOOD), "no such assumption"),
+        (("--profile", "p.json", "--tp", "2", *GOOD), "go with --gpu"),
         (("--profile", "missing.json", *GOOD), "cannot read the profile"),
         (("--gpu", "H200", "--slower", "fast", *GOOD), "--slower 'fast' is not understood"),
         (("--gpu", "H200", "--slower", "prefil=2", *GOOD), "--slower 'prefil=2' is not understood"),
@@ -154,6 +158,14 @@ def test_what_cannot_be_simulated_is_told_and_nothing_is_written(
     assert simulate(tmp_path, *arguments, settings=settings) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_goodput_is_per_gpu_of_a_group(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert simulate(tmp_path, "--gpu", "H200", "--model-shape", "llama-70b", "--tp", "4", "--assume", "link=0.5", *GOOD) == 0
+    assert "1 mux of Llama-3.1-70B on 4 x H200 SXM" in capsys.readouterr().err
+    found = summary.read(tmp_path / "out")
+    assert found.devices == 4
+    assert (found.conditions["link"], found.conditions["assumed"]) == ("100 GB/s between two instances", "link=0.5")
 
 
 def test_texts_are_not_simulated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,12 +1,30 @@
 from __future__ import annotations
 
+import re
+from dataclasses import fields, replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pdmux_ray.errors import ConfigError
 from pdmux_ray.latency.profile import rising
 from pdmux_ray.policy.views import Piece
-from pdmux_ray.sim.gpu import A100, CODE_LLAMA_34B, GPUS, H200, LLAMA_8B, SHAPES, Gpu, GpuModel, device_model, parameters
+from pdmux_ray.sim.device import DeviceModel
+from pdmux_ray.sim.gpu import (
+    A100,
+    CODE_LLAMA_34B,
+    GPUS,
+    H200,
+    LLAMA_8B,
+    LLAMA_70B,
+    SHAPES,
+    Gpu,
+    GpuModel,
+    device_model,
+    parameters,
+)
+from pdmux_ray.sim.sm_share import Assumptions, assumptions
 
 MODEL = device_model(H200, LLAMA_8B)
 COSTS, UNITS, LAYERS = MODEL.costs, MODEL.units, MODEL.layout.layers
@@ -52,11 +70,65 @@ def test_a_prefill_beside_them_slows_decodes_by_no_more_than_was_published(split
     assert alone_s <= COSTS.decode(32, 65_536, split.decode_units, split.prefill_units).predicted_s <= 1.3 * alone_s
 
 
-@pytest.mark.parametrize("shape", SHAPES.values())
-@pytest.mark.parametrize("gpu", GPUS.values())
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize("gpu", GPUS.values(), ids=GPUS)
 def test_its_parameters_are_sound_as_those_of_a_profile_must_be(gpu: Gpu, shape: GpuModel) -> None:
     assert rising(parameters(gpu, shape)) is None
-    assert device_model(gpu, shape).layout.pages > 0
+    assert rising(parameters(gpu, shape, tp=8)) is None
+    assert device_model(gpu, shape, tp=8).layout.pages > 0
+
+
+@pytest.mark.parametrize("field", [field.name for field in fields(Assumptions)])
+@pytest.mark.parametrize("times", [0.5, 2.0])
+def test_a_conclusion_can_be_tried_with_every_assumption_halved_and_doubled(field: str, times: float) -> None:
+    assume = replace(Assumptions(), **{field: getattr(Assumptions(), field) * times})
+    device = device_model(H200, LLAMA_70B, tp=4, assume=assume)
+    assert rising(parameters(H200, LLAMA_70B, tp=4, assume=assume)) is None
+    assert changed(device) != changed(device_model(H200, LLAMA_70B, tp=4))
+
+
+def changed(device: DeviceModel) -> tuple[object, ...]:
+    """What an assumption may change."""
+    costs, piece = device.costs, (Piece(2048, 0),)
+    return (
+        *(costs.decode(32, 65_536, 64, 68), costs.prefill(piece, 80, 68, 64, last=True), costs.mixed(32, 65_536, piece, 132)),
+        *(costs.decode(32, 65_536, 132, 64), costs.switch_s, device.link_bytes_per_s),
+    )
+
+
+def test_a_group_of_four_has_four_times_the_rates_and_tells_itself_what_it_computed() -> None:
+    """70.55e9 parameters of 2 bytes at 0.8 of 4 x 4.8 TB/s are 9.1 ms; 160 sums of 6 us, and those of the rows, 1 ms."""
+    one, four = device_model(H200, LLAMA_70B), device_model(H200, LLAMA_70B, tp=4)
+    assert four.costs.decode(1, 100, 132, 0).predicted_s == pytest.approx(0.00905 + 0.00095 + 160 * 6e-6, rel=0.02)
+    assert four.link_bytes_per_s == 4 * one.link_bytes_per_s
+    assert four.layout.total_bytes == pytest.approx(4 * 0.9 * 141e9 - 141.1e9, rel=0.002)
+    assert "4 x H200" in four.name
+    many = (Piece(16_384, 0),)
+    computed_s = one.costs.prefill(many, 80, 132, 0, last=True).predicted_s / 4
+    sent_s = 160 * 16_384 * 8192 * 2 * 1.5 / (0.65 * 450e9)
+    assert four.costs.prefill(many, 80, 132, 0, last=True).predicted_s == pytest.approx(computed_s + sent_s, rel=0.01)
+
+
+def test_heads_that_a_group_cannot_share_out_are_refused() -> None:
+    with pytest.raises(ConfigError, match="OPT-66B has 72 heads, 72 of KV: 16 GPUs cannot share them out"):
+        device_model(A100, SHAPES["opt-66b"], tp=16)
+    assert device_model(H200, LLAMA_70B, tp=16).layout.pages < 2 * device_model(H200, LLAMA_70B, tp=8).layout.pages
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("decode_besides=1", "there is no such assumption. Give one of compute_exponent, read_loss, decode_beside"),
+        ("link", "is not understood: give KEY=NUMBER"),
+        ("link=0", "link=0: give more than 0"),
+        ("switch_s=-1", "a number from 0 to 100"),
+        ("guard=nan", "a number from 0 to 100"),
+    ],
+)
+def test_what_cannot_be_assumed_is_told(change: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        assumptions([change])
+    assert assumptions(["link=0.5", "guard = 1.2"]) == Assumptions(link=0.5, guard=1.2)
 
 
 def test_a_34b_model_has_the_published_size_and_reads_its_weights_in_that_time() -> None:

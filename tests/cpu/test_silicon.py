@@ -1,0 +1,44 @@
+"""Step times from the database of aiconfigurator. Needs it installed, and a second to read it."""
+
+from __future__ import annotations
+
+import pytest
+
+from pdmux_ray.latency.profile import rising
+from pdmux_ray.policy.views import Piece
+from pdmux_ray.sim.device import DeviceModel
+from pdmux_ray.sim.devices import device_of
+from pdmux_ray.sim.silicon import compiled
+from pdmux_ray.sim.sm_share import Assumptions
+
+pytestmark = pytest.mark.cpu
+HUB = {"llama-8b": "meta-llama/Meta-Llama-3.1-8B", "llama-70b": "meta-llama/Meta-Llama-3.1-70B"}
+
+
+def device(shape: str, tp: int, gpu: str = "H200") -> DeviceModel:
+    return device_of(gpu, shape, tp=tp, costs="silicon", page_size=16, assume=Assumptions())
+
+
+@pytest.mark.parametrize(("shape", "tp"), [("llama-8b", 1), ("llama-70b", 4), ("llama-70b", 8)])
+def test_steps_take_what_the_sums_of_measured_operations_say(shape: str, tp: int) -> None:
+    found, engine = device(shape, tp), compiled(HUB[shape], "h200_sxm", "vllm", tp_size=tp)
+    for batch in (1, 8, 32, 128, 256):
+        for context in (512, 1024, 8192):
+            predicted_s = found.costs.decode(batch, batch * context, found.units, 0).predicted_s
+            assert predicted_s == pytest.approx(engine.decode_step_latency(batch, context, 2) / 1e3, rel=0.06)
+    for new in (128, 512, 1024, 4096, 16_384):
+        for prior in (0, 2048, 16_384):
+            predicted_s = found.costs.prefill((Piece(new, prior),), found.layout.layers, found.units, 0, last=True).predicted_s
+            assert predicted_s == pytest.approx(engine.predict_prefill_latency(1, new + prior, prior) / 1e3, rel=0.1)
+
+
+def test_a_model_that_the_database_does_not_know_is_one_of_as_many_weights() -> None:
+    """OPT-13B's 25.7 GB at 0.8 of 2.04 TB/s are 15.7 ms."""
+    found = device("opt-13b", 1, "A100")
+    assert 0.0157 < found.costs.decode(1, 16, 108, 0).predicted_s < 1.5 * 0.0157
+    assert found.layout.layers == 40
+
+
+@pytest.mark.parametrize("gpu", ["H200", "H100", "B200", "A100", "A800"])
+def test_parameters_are_sound_as_those_of_a_profile_must_be(gpu: str) -> None:
+    assert rising(device("llama-70b", 4, gpu).costs.parameters) is None  # type: ignore[attr-defined]
