@@ -52,7 +52,7 @@ def test_who_changes_the_sampling_parameters_raises_the_version() -> None:
         *("max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop_token_ids", "ignore_eos"),
         *("repetition_penalty", "presence_penalty", "frequency_penalty", "logprobs"),
     }
-    assert (wire.VERSION, {field.name for field in fields(SamplingParams)}) == (8, names), (
+    assert (wire.VERSION, {field.name for field in fields(SamplingParams)}) == (9, names), (
         "the fields of SamplingParams travel by name: raise wire.VERSION, say there what changed, then change this test"
     )
 
