@@ -24,7 +24,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from pdmux_ray.bench import bound, grid
+from pdmux_ray.bench import bound
 from pdmux_ray.bench.cli import TOKEN_IDS
 from pdmux_ray.bench.load import targets
 from pdmux_ray.bench.load.client import Target
@@ -46,6 +46,7 @@ from pdmux_ray.report import figures
 from pdmux_ray.report.progress import Progress
 from pdmux_ray.report.series import Window
 from pdmux_ray.report.table import print_line
+from pdmux_ray.tune import grid
 from pdmux_ray.workload.requests import Workload
 
 ATTAINMENT = 0.9

@@ -1,5 +1,5 @@
-"""Which rate is tried next, of a grid that all servers share, so that those who are tried at the same rate get the same load;
-and whether what came of a rate is clear.
+"""Which rate is tried next, of a grid that all share, so that those who are tried at the same rate get the same load; and
+whether what came of a rate is clear.
 
 Pure: decides, runs nothing.
 """
@@ -17,10 +17,15 @@ LEVEL = 0.1  # chance of so clear a result, on either side, where the share that
 
 def rates(carried_rps: float, least_rps: float) -> list[float]:
     """Ascending, none under `least_rps`, at least one. Rounded to 3 digits, so that what is printed is what was offered."""
-    found, rate = list[float](), max(BELOW * carried_rps, least_rps)
-    while rate < ABOVE * carried_rps or not found:
+    return ladder(max(BELOW * carried_rps, least_rps), ABOVE * carried_rps, STEP)
+
+
+def ladder(low_rps: float, high_rps: float, step: float) -> list[float]:
+    """From `low_rps` to below `high_rps`, each `step` times the one before; likewise rounded."""
+    found, rate = list[float](), low_rps
+    while rate < high_rps or not found:
         found.append(float(f"{rate:.3g}"))
-        rate *= STEP
+        rate *= step
     return found
 
 

@@ -96,6 +96,10 @@ LAW: dict[str, tuple[str, ...]] = {
         *("pdmux_ray.errors", "pdmux_ray.latency.model", "pdmux_ray.latency.features", "pdmux_ray.sim"),
         "aiconfigurator_core",  # imported only for silicon costs
     ),
+    "pdmux_ray.tune": (
+        *(*BASE, "pdmux_ray.sim", "pdmux_ray.engine.engine", "pdmux_ray.policy", "pdmux_ray.metrics"),
+        "pdmux_ray.workload",
+    ),
     "pdmux_ray.generate": (
         *(*BASE, "pdmux_ray.engine", "pdmux_ray.device.base", "pdmux_ray.model.source", "pdmux_ray.text"),
         "pdmux_ray.latency.loading",

@@ -9,7 +9,6 @@ import pytest
 import yaml
 
 from pdmux_ray.bench import ablation, compare_peer, settings
-from pdmux_ray.bench.grid import decisive
 from pdmux_ray.bench.scaled_work import EVERY, mixed
 from pdmux_ray.bench.study import (
     ATTAINMENT,
@@ -24,6 +23,7 @@ from pdmux_ray.bench.study import (
 from pdmux_ray.config import load_serve_config
 from pdmux_ray.errors import ConfigError
 from pdmux_ray.metrics.goodput import Slo
+from pdmux_ray.tune.grid import decisive
 from pdmux_ray.types import Mode
 
 SLO = Slo(ttft_s=0.0, ttft_s_per_token=0.002, itl_s=0.03)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pdmux_ray.bench.grid import LEVEL, GridSearch, clearly, decisive, nearest, rates
+from pdmux_ray.tune.grid import LEVEL, GridSearch, clearly, decisive, nearest, rates
 from tests.examples import tried
 
 
