@@ -39,6 +39,9 @@ WATCHED_EVERY_S = 1.0  # of simulated time
 Watch = Callable[[int], None]
 """Called now and then with how many requests have ended."""
 
+RouterOf = Callable[..., Router]
+"""Makes a router: takes what `Router` takes."""
+
 
 @dataclass(frozen=True, slots=True)
 class Run:
@@ -63,15 +66,17 @@ def simulate(
     learning: bool = False,
     drain_s: float = math.inf,
     watch: Watch | None = None,
+    router: RouterOf = Router,
 ) -> Run:
     """Until every request has ended and every page is back, or for `drain_s` after the last arrival: who is not done then is
     UNFINISHED. Raises IntegrityError when a page is not back, ConfigError for settings that no engine takes. The pool is the
-    device's, whatever the configuration says; prompts are token ids. `learning`: see `Surroundings`."""
+    device's, whatever the configuration says; prompts are token ids. `learning`: see `Surroundings`. `router`: another one than
+    servers have, to compare with."""
     world = World()
     transfers = Transfers(world, device.link_bytes_per_s)
     settings = RouterSettings.of(config)
-    router = Router(settings, model=device.costs, clock=world.now, rng=Random(f"router {seed}"))
-    gateway = SimGateway(world, router, line_s, config.gateway.request_timeout_s)
+    chooser = router(settings, model=device.costs, clock=world.now, rng=Random(f"router {seed}"))
+    gateway = SimGateway(world, chooser, line_s, config.gateway.request_timeout_s)
     facts = ModelFacts(context_length, vocab_size=2**24, eos_token_ids=frozenset())
     around = Surroundings(world, transfers, config.engine, device, facts, spread, learning)
     roles = config.roles
