@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 
-from kv_transfer.api import Indices, PeerUp, TransportEvent, Write, WriteDone
+from kv_transfer.api import Indices, Limits, PeerUp, TransportEvent, Write, WriteDone
 from kv_transfer.layout import KVLayout
 from kv_transfer.messages import compatibility
 from kv_transfer.nixl import Identity, NixlTransport
@@ -72,8 +72,9 @@ def layout_of(case: Case) -> KVLayout:
 
 
 def transport(name: str, layout: KVLayout, memory: NDArray[np.uint8]) -> NixlTransport:
+    """The writer does not look at its own while bare NIXL writes, which is no silence."""
     same = compatibility("bench", "bfloat16", layout, "bench")
-    return NixlTransport(Identity(name, same, "bench"), layout, Pool.of(memory))
+    return NixlTransport(Identity(name, same, "bench"), layout, Pool.of(memory), limits=Limits(silence_s=PATIENCE_S))
 
 
 def until(end: NixlTransport, done: Callable[[TransportEvent], bool], times: int = 1) -> None:
