@@ -49,6 +49,7 @@ class DeviceModel:
     splits: tuple[Split, ...]  # the disjoint ones, fewest decode units first
     link_bytes_per_s: float  # of a transfer to another instance
     slower: StepFactors = Slower()
+    residuals: tuple[float, ...] = ()  # measured / predicted of a server's steps, to draw from; without: see `CostDevice`
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -72,6 +73,7 @@ class CostDevice:
         self._clock = clock
         self._rng = rng
         self._spread = spread
+        self._residuals = model.residuals
         self._output: StepOutput | None = None
         self._ready_s = 0.0
         self._blocks = TimedBlocks(self.layers, self.units, clock, self._block_takes_s)
@@ -129,5 +131,9 @@ class CostDevice:
         return self._took_s("decode", units, beside, self._costs.decode(decodes, context_tokens, units, beside))
 
     def _took_s(self, kind: str, units: int, beside: int, estimate: Estimate) -> float:
-        takes_s = estimate.predicted_s * self._slower.of(kind, units, beside, estimate.predicted_s)
-        return takes_s * self._rng.lognormvariate(0.0, self._spread) if self._spread else takes_s
+        return estimate.predicted_s * self._slower.of(kind, units, beside, estimate.predicted_s) * self._draw()
+
+    def _draw(self) -> float:
+        if self._residuals:
+            return self._rng.choice(self._residuals)
+        return self._rng.lognormvariate(0.0, self._spread) if self._spread else 1.0

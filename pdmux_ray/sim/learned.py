@@ -11,7 +11,6 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 from typing import TypeAlias
 
 from pdmux_ray.errors import ConfigError
@@ -20,7 +19,6 @@ from pdmux_ray.latency.model import size_of
 from pdmux_ray.metrics.trace import Trace, slices_of
 
 LEAST_TIMES = 32  # of what is used: the first ones say little
-MEDIAN_OF_NORMAL = 0.6745  # |x|, for a deviation of 1
 
 Where: TypeAlias = tuple[str, int | None, int | None, int | None]  # kind, units, beside, size; None: of all
 
@@ -31,7 +29,7 @@ class Learned:
 
     factors: Mapping[Where, float]
     times: int  # all that it was learned from
-    spread: float  # of step times about their prediction; see `sim.device.CostDevice`
+    residuals: tuple[float, ...]  # of steps: measured / what the server predicted; stalls included
 
     def of(self, kind: str, units: int, beside: int, predicted_s: float) -> float:
         """How many times as long such a step takes as the profile predicts."""
@@ -54,15 +52,15 @@ def read(path: Path) -> Learned:
     try:
         trace = json.loads(path.read_text(encoding="utf-8"))
         lessons = [Lesson(*row) for about in trace["otherData"]["instances"].values() for row in about.get("lessons", ())]
-        spread = _spread(trace)
+        residuals = _residuals(trace)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
             f"{path} is no timeline of a server ({error!r}). `pdmux timeline URL --out FILE` leaves one."
         ) from None
-    return learned(lessons, spread, str(path))
+    return learned(lessons, residuals, str(path))
 
 
-def learned(lessons: Sequence[Lesson], spread: float, where: str) -> Learned:
+def learned(lessons: Sequence[Lesson], residuals: Sequence[float], where: str) -> Learned:
     """Of any number of instances. Raises ConfigError when there are too few times; `where` they are from is for its words."""
     parts = [lesson for lesson in lessons if lesson.size is None]
     by_where: dict[Where, list[Lesson]] = {("", None, None, None): parts}
@@ -77,7 +75,7 @@ def learned(lessons: Sequence[Lesson], spread: float, where: str) -> Learned:
             f"{where}: the server has learned from {times} steps, which is too few. It must plan by a profile "
             "(engine.multiplex.profile) and have served some load."
         )
-    return Learned(factors, times, spread)
+    return Learned(factors, times, tuple(residuals))
 
 
 def _mean(group: Iterable[Lesson]) -> float:
@@ -86,8 +84,6 @@ def _mean(group: Iterable[Lesson]) -> float:
     return math.exp(sum(times * log for times, log in pairs) / sum(times for times, _ in pairs))
 
 
-def _spread(trace: Trace) -> float:
-    """The deviation of log(measured / predicted), if it was normal: by the median, which a few stalls do not move."""
+def _residuals(trace: Trace) -> list[float]:
     steps = [step for name in trace["otherData"]["instances"] for step in slices_of(trace, name)]
-    off = [abs(math.log(step.took_s / step.predicted_s)) for step in steps if step.predicted_s and step.took_s > 0]
-    return median(off) / MEDIAN_OF_NORMAL if off else 0.0
+    return [step.took_s / step.predicted_s for step in steps if step.counted and step.predicted_s]

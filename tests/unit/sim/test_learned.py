@@ -4,6 +4,7 @@ import json
 import math
 from pathlib import Path
 from random import Random
+from statistics import stdev
 
 import pytest
 
@@ -25,7 +26,7 @@ def lesson(kind: str, factor: float, size: int | None = None, units: int = ALL, 
 
 def test_a_step_takes_as_much_longer_as_the_server_has_learned_of_its_kind_units_and_size() -> None:
     lessons = [lesson("decode", 1.5), lesson("decode", 1.2, size=2), lesson("mixed", 1.1)]
-    found = learned(lessons, 0.1, "here")
+    found = learned(lessons, [1.0], "here")
     assert found.of("decode", ALL, 0, 0.02) == pytest.approx(1.2)
     assert found.of("decode", ALL, 0, 0.001) == pytest.approx(1.5)  # of another size
     assert found.of("decode", 8, 124, 0.02) == pytest.approx(1.5)  # of other units
@@ -35,10 +36,10 @@ def test_a_step_takes_as_much_longer_as_the_server_has_learned_of_its_kind_units
 
 def test_lessons_of_few_times_do_not_count_and_those_of_instances_count_by_their_times() -> None:
     few = lesson("decode", 9.0, size=2, times=LEAST_TIMES - 1)
-    found = learned([lesson("decode", 1.0, times=300), lesson("decode", 2.0, times=100), few], 0.1, "here")
+    found = learned([lesson("decode", 1.0, times=300), lesson("decode", 2.0, times=100), few], [1.0], "here")
     assert found.of("decode", ALL, 0, 0.02) == pytest.approx(2**0.25)
     with pytest.raises(ConfigError, match=r"here: .* learned from 3 steps, which is too few"):
-        learned([lesson("decode", 1.5, times=3)], 0.1, "here")
+        learned([lesson("decode", 1.5, times=3)], [1.0], "here")
 
 
 def timeline(factor: float, spread: float) -> dict[str, object]:
@@ -63,7 +64,8 @@ def test_a_timeline_tells_by_how_much_and_how_far_steps_scatter(tmp_path: Path) 
     (tmp_path / "t.json").write_text(json.dumps(timeline(1.3, 0.1)))
     found = read(tmp_path / "t.json")
     assert found.of("decode", ALL, 0, 0.006) == pytest.approx(1.3, rel=0.06)
-    assert found.spread == pytest.approx(0.1, rel=0.2)
+    assert len(found.residuals) == 400
+    assert stdev(map(math.log, found.residuals[100:])) == pytest.approx(0.1, rel=0.2)
     assert "learned from 400 steps" in str(found)
 
 
