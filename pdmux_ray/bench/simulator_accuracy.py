@@ -186,7 +186,7 @@ def measure(args: argparse.Namespace, console: Console) -> tuple[list[str], bool
             answers.append(one)
             progress.update(float(len(answers)), f"{run.shape} {run.target} {figures.rate(run.rate)}/s")
     compared = rows(runs, answers)
-    told = f"{len(runs)} runs of servers. Steps take longer than predicted: {found.device.slower}; spread {found.spread:.3g}."
+    told = f"{len(runs)} runs of servers. Steps take longer than predicted: {found.device.slower}."
     return [*table(compared), "", told], not any(row.missed for row in compared)
 
 

@@ -47,17 +47,18 @@ class Learned:
         return f"{', '.join(words)} in the mean, learned from {self.times:,} steps"
 
 
-def read(path: Path) -> Learned:
-    """Raises ConfigError when it is no timeline, or one that teaches nothing."""
-    try:
-        trace = json.loads(path.read_text(encoding="utf-8"))
-        lessons = [Lesson(*row) for about in trace["otherData"]["instances"].values() for row in about.get("lessons", ())]
-        residuals = _residuals(trace)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(
-            f"{path} is no timeline of a server ({error!r}). `pdmux timeline URL --out FILE` leaves one."
-        ) from None
-    return learned(lessons, residuals, str(path))
+def read(paths: Sequence[Path]) -> Learned:
+    """Of several timelines together. Raises ConfigError when one is none, or when they teach nothing."""
+    lessons, residuals = list[Lesson](), list[float]()
+    for path in paths:
+        try:
+            trace = json.loads(path.read_text(encoding="utf-8"))
+            lessons += [Lesson(*row) for about in trace["otherData"]["instances"].values() for row in about.get("lessons", ())]
+            residuals += _residuals(trace)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            text = f"{path} is no timeline of a server ({error!r}). `pdmux timeline URL --out FILE` leaves one."
+            raise ConfigError(text) from None
+    return learned(lessons, residuals, ", ".join(map(str, paths)))
 
 
 def learned(lessons: Sequence[Lesson], residuals: Sequence[float], where: str) -> Learned:

@@ -62,7 +62,7 @@ def _step(number: int, begin_s: float, end_s: float, predicted_s: float, bound_s
 
 def test_a_timeline_tells_by_how_much_and_how_far_steps_scatter(tmp_path: Path) -> None:
     (tmp_path / "t.json").write_text(json.dumps(timeline(1.3, 0.1)))
-    found = read(tmp_path / "t.json")
+    found = read([tmp_path / "t.json"])
     assert found.of("decode", ALL, 0, 0.006) == pytest.approx(1.3, rel=0.06)
     assert len(found.residuals) == 400
     assert stdev(map(math.log, found.residuals[100:])) == pytest.approx(0.1, rel=0.2)
@@ -73,10 +73,10 @@ def test_a_timeline_tells_by_how_much_and_how_far_steps_scatter(tmp_path: Path) 
 def test_a_file_that_is_no_timeline_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "t.json").write_text(text)
     with pytest.raises(ConfigError, match="no timeline of a server"):
-        read(tmp_path / "t.json")
+        read([tmp_path / "t.json"])
 
 
 def test_a_timeline_of_a_server_without_a_profile_is_refused(tmp_path: Path) -> None:
     (tmp_path / "t.json").write_text(json.dumps(chrome_trace([Source("one", ALL, [])], 1.0)))
     with pytest.raises(ConfigError, match="must plan by a profile"):
-        read(tmp_path / "t.json")
+        read([tmp_path / "t.json"])
