@@ -36,7 +36,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kv_transfer.api import Indices, TransportError
-from kv_transfer.plan import Rows
+from kv_transfer.plan import Rows, joined
 
 os.environ.setdefault("NIXL_LOG_LEVEL", "WARN")  # it says more to stdout, which may be somebody's output
 
@@ -72,9 +72,10 @@ class Pool:
         """CRC-32 over these bytes of it, one row after the other."""
         if self.device is not None:
             raise TransportError("checksums are of KV in host memory only: switch them off on a GPU")
+        memory = memoryview((ctypes.c_char * self.size_bytes).from_address(self.address))
         crc = 0
-        for offset, size in rows:
-            crc = zlib.crc32((ctypes.c_char * int(size)).from_address(self.address + int(offset)), crc)
+        for offset, size in joined(rows).tolist():  # each call may have to wait for Python's lock: as few as can be
+            crc = zlib.crc32(memory[offset : offset + size], crc)
         return crc
 
     @property

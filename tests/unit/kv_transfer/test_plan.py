@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from kv_transfer.layout import KVLayout
-from kv_transfer.plan import Grid, LayoutMismatchError, count, deeper, descriptors, grid, indices
+from kv_transfer.plan import Grid, LayoutMismatchError, count, deeper, descriptors, grid, indices, joined
 from tests.examples import tried
 
 from .pools import pool_view
@@ -77,6 +78,16 @@ def test_the_bytes_of_the_named_tokens_move_and_no_others(pair: tuple[KVLayout, 
     assert (deeper(ours, cut, from_the_top, start) == local).all()
     copy(source, target, descriptors(ours, cut)[local], descriptors(theirs, cut)[remote])
     np.testing.assert_array_equal(target, expected)
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=12), st.integers(1, 3))
+def test_neighbours_become_one_row_and_the_bytes_stay_in_their_order(pages: list[int], size: int) -> None:
+    rows = np.array([[page * size, size] for page in pages], dtype=np.uint64)
+    found = joined(rows).tolist()
+    assert [byte for at, length in found for byte in range(at, at + length)] == [
+        byte for page in pages for byte in range(page * size, (page + 1) * size)
+    ]
+    assert len(found) == 1 + sum(later != before + 1 for before, later in pairwise(pages))
 
 
 @given(pair=pairs_of_pools())
