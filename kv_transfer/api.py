@@ -214,6 +214,7 @@ class KvPort(Protocol):
         """P: KV of `tokens` in `layers` is in `pages`, which hold the page of the first of `tokens` to that of the last.
 
         Of each layer in the order of the tokens and without gaps from `start` (or before it) on; ranges need not be aligned.
+        What was told may be told again.
         """
 
     def failed(self, handoff: HandoffId) -> None:

@@ -33,6 +33,7 @@ from kv_transfer.api import (
 from pdmux_ray.engine.counters import LANDED, ExportEnd
 from pdmux_ray.engine.pages import PagePool
 from pdmux_ray.engine.request import Request
+from pdmux_ray.engine.runner import PrefillSlice
 from pdmux_ray.errors import IntegrityError, PdmuxError
 from pdmux_ray.policy.decisions import FetchReason
 from pdmux_ray.policy.fetching import plan_fetches
@@ -41,6 +42,8 @@ from pdmux_ray.types import FinishReason
 if TYPE_CHECKING:
     from pdmux_ray.config import TransferConfig
     from pdmux_ray.engine.scheduler import Scheduler
+
+PARTS = 8  # of the layers, that the peer is told of one after the other
 
 logger = logging.getLogger(__name__)
 
@@ -264,6 +267,18 @@ class Handoffs:
         assert request.handoff is not None
         pages = request.pages[start // page_size : -(-(start + tokens) // page_size)]
         self._port.computed(request.handoff, layers or range(self._layers), range(start, start + tokens), pages)
+
+    def amid_pass(self, pieces: Iterable[PrefillSlice], done: int, page_size: int) -> None:
+        """The pass under way is through `done` layers. Of a prompt that it ends they are told part by part, so that little is
+        left to send after it; of one that goes on in another pass there is time."""
+        part = -(-self._layers // PARTS)
+        if not done or done % part:
+            return
+        for piece in pieces:
+            request = piece.sequence
+            assert isinstance(request, Request)
+            if request.exported and piece.start + piece.tokens == request.known_tokens:
+                self.computed(request, range(done - part, done), piece.start, piece.tokens, page_size)
 
     def _take(self, event: Wanted) -> None:
         try:

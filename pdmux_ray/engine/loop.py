@@ -13,7 +13,7 @@ from functools import partial
 
 from pdmux_ray.clock import Clock
 from pdmux_ray.engine.request import Request
-from pdmux_ray.engine.runner import Runner, StepBatch, StepOutput
+from pdmux_ray.engine.runner import LayeredRunner, Runner, StepBatch, StepOutput
 from pdmux_ray.engine.scheduler import Scheduler, failure
 from pdmux_ray.errors import InstanceUnavailableError, PdmuxError
 from pdmux_ray.policy.decisions import StepPlan, StepReason
@@ -38,6 +38,7 @@ class StepLoop:
     def __init__(self, runner: Runner, scheduler: Scheduler, publish: Publish, clock: Clock, stall_timeout_s: float) -> None:
         self._stall_timeout_s = stall_timeout_s
         self._runner = runner
+        self._layered = runner if isinstance(runner, LayeredRunner) else None
         self._scheduler = scheduler
         self._publish = publish
         self._clock = clock
@@ -249,13 +250,17 @@ class StepLoop:
         self._publish_events()
 
     def _give_up(self, batch: StepBatch) -> bool:
-        """Between two blocks of a step's layers: aborts that came meanwhile do not wait for the end of a long prefill.
+        """Between two blocks of a step's layers: aborts that came meanwhile do not wait for the end of a long prefill, nor does
+        whoever decodes elsewhere for KV that is there.
 
         Requests that are not in the step end at once. The step is given up when everyone it prefills is gone; its decodes,
         if any, run again in the next one. Those in a step that goes on are aborted after it.
         """
-        self._scheduler.handoffs.listen()
-        unwanted = self._scheduler.handoffs.unwanted()
+        handoffs = self._scheduler.handoffs
+        handoffs.listen()
+        if self._layered is not None:
+            handoffs.amid_pass(batch.prefills, self._layered.layers_done, self._scheduler.page_size)
+        unwanted = handoffs.unwanted()
         if not self._aborts and not unwanted:
             return False
         prefilled = {piece.sequence.request_id for piece in batch.prefills}

@@ -112,6 +112,15 @@ class Runner(Protocol):
 
 
 @runtime_checkable
+class LayeredRunner(Runner, Protocol):
+    """A device that has come to the end of some layers of a pass, KV and all, when it asks `give_up`."""
+
+    @property
+    def layers_done(self) -> int:
+        """Of the pass under way. KV of its prefills in them may be read by others already."""
+
+
+@runtime_checkable
 class LaneRunner(Runner, Protocol):
     """A device with two lanes that run at the same time and share the KV pool. Called from one thread, as a `Runner` is.
 

@@ -72,6 +72,7 @@ class CpuRunner:
         self._step_thread = 0
         self._launched: Forward | Future[StepOutput] | None = None
         self._given_up = False
+        self._pass: Forward | None = None  # the one under way, if it has prefills
         self._jobs: dict[int, Forward] = {}
         self._block: _InFlight | None = None
         self.block_s = 0.0
@@ -95,10 +96,17 @@ class CpuRunner:
         self._use_threads()
         forward = lane.begin(batch)
         if batch.prefills:
+            self._pass = forward
             self._given_up = not lane.advance_unless(give_up, forward)
+            self._pass = None
         else:
             lane.advance(forward, lane.layers)
         self._launched = forward
+
+    @property
+    def layers_done(self) -> int:
+        """See `LayeredRunner`."""
+        return 0 if self._pass is None else self._pass.layers_done
 
     def _launch_decodes(self, lane: Lane, batch: StepBatch, split: Split) -> None:
         def step() -> StepOutput:
@@ -161,7 +169,7 @@ class CpuRunner:
         """Waits for what is in flight, and for every thread."""
         if self._workers is not None:
             self._workers.close()
-        self._workers = self._decode = self._prefill = self._launched = self._block = None
+        self._workers = self._decode = self._prefill = self._launched = self._block = self._pass = None
         self._jobs = {}
         self.kv_memory = np.empty(0, dtype=np.uint8)
 

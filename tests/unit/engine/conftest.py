@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from pdmux_ray.clock import Clock, VirtualClock
 from pdmux_ray.engine.limits import EngineLimits
 
+from .export_world import Instance
 from .handoff_world import Link, Pair
 from .world import Log, Worlds
 
@@ -38,3 +40,17 @@ def pair(worlds: Worlds) -> Iterator[Pair]:
     yield make
     for link in made:
         link.settle()
+
+
+@pytest.fixture
+def instances(worlds: Worlds) -> Iterator[Any]:
+    """In the end nothing is leased any more."""
+    made: list[Instance] = []
+
+    def make(*args: Any, **more: Any) -> Instance:
+        made.append(Instance(worlds, *args, **more))
+        return made[-1]
+
+    yield make
+    for instance in made:
+        assert (instance.engine.load().leased_pages, instance.engine._handoffs.alive) == (0, False)

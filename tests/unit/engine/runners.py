@@ -72,6 +72,18 @@ class SlowRunner(StrictRunner):
         return super().collect()
 
 
+class LayeredRunner(StrictRunner):
+    """Computes a pass with prefills layer by layer, and asks before each."""
+
+    layers_done = 0
+
+    def launch(self, batch: StepBatch, give_up: GiveUp = never, split: Split | None = None) -> None:
+        for layer in range(self.layers if batch.prefills else 0):
+            self.layers_done = layer
+            assert not give_up()
+        super().launch(batch, never, split)
+
+
 class InterruptedRunner(StrictRunner):
     """A prefill takes a while; once, in its midst, `interrupt` is called."""
 

@@ -2,104 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from kv_transfer.api import HandoffId, LossReason, Sent, Unwanted, Wanted
+from kv_transfer.api import HandoffId, Sent
 from pdmux_ray.clock import Clock, VirtualClock
 from pdmux_ray.config import MultiplexConfig
 from pdmux_ray.engine.counters import ExportEnd
 from pdmux_ray.engine.engine import Engine
-from pdmux_ray.engine.handoffs import NoPort, export_id
+from pdmux_ray.engine.handoffs import export_id
 from pdmux_ray.engine.limits import EngineLimits
 from pdmux_ray.engine.runner import Runner
-from pdmux_ray.types import Mode, NewRequest
+from pdmux_ray.types import Mode
 
+from .export_world import WANTED, Peer
 from .lane_world import LAYERS, device, fixed
-from .runners import FailingRunner, InterruptedRunner
+from .runners import FailingRunner, InterruptedRunner, LayeredRunner
 from .test_lane_ends import BlockFails
 from .test_schedules import drain
-from .world import PAGE, VOCAB, Log, StrictRunner, Worlds, expected, limits, request
+from .world import PAGE, VOCAB, Log, StrictRunner, Worlds, limits, request
 
-WANTED = HandoffId(77, 0)
 ALL = range(LAYERS)
 BOUNDS = pytest.mark.parametrize(
     "bounds", [limits(), limits(mode=Mode.CHUNKED), fixed(3)], ids=["prefill_first", "chunked", "split"]
 )
-
-
-class Peer(NoPort):
-    """A port that the test speaks through, and that notes what the engine says."""
-
-    def __init__(self) -> None:
-        self.events: list[Any] = []
-        self.reports: list[tuple[range, range]] = []
-        self.pages: list[int] = []
-        self.order: list[HandoffId] = []  # of the reports
-        self.said_failed: list[HandoffId] = []
-
-    def want(self, tokens: Sequence[int], deadline: float = 60.0, handoff: HandoffId = WANTED) -> None:
-        self.events.append(Wanted(handoff, "d", tuple(tokens), 0, deadline))
-
-    def computed(self, handoff: HandoffId, layers: range, tokens: range, pages: Sequence[int]) -> None:
-        self.reports.append((layers, tokens))
-        self.pages.extend(pages)
-        self.order.append(handoff)
-
-    def failed(self, handoff: HandoffId) -> None:
-        self.said_failed.append(handoff)
-
-    def poll(self) -> Sequence[Any]:
-        events, self.events = self.events, []
-        return events
-
-    def unwant(self) -> None:
-        self.events.append(Unwanted(WANTED, LossReason.DROPPED))
-
-    def sent(self, complete: bool = True) -> None:
-        self.events.append(Sent(WANTED, complete))
-
-
-class Instance:
-    """An engine that may be asked for exports."""
-
-    def __init__(self, worlds: Worlds, bounds: EngineLimits | None = None, **more: Any) -> None:
-        self.peer = Peer()
-        self.clock: Clock = more.pop("clock", VirtualClock())
-        self.engine, self.log = worlds(bounds, clock=self.clock, port=self.peer, **more)
-
-    def serve(self, new: NewRequest) -> None:
-        self.engine.submit(new)
-        while not self.log.tokens(new.request_id):
-            self.engine.step()
-
-    @property
-    def lent(self) -> int:
-        return self.engine.load().leased_pages
-
-    @property
-    def ends(self) -> dict[ExportEnd, int]:
-        return {end: count for end, count in self.engine.counters.exports.items() if count}
-
-    def assert_right(self, *news: NewRequest) -> None:
-        for new in news:
-            assert (self.log.tokens(new.request_id), self.log.finish(new.request_id)) == expected(new, self.engine.limits)
-
-
-@pytest.fixture
-def instances(worlds: Worlds) -> Iterator[Any]:
-    """In the end nothing is leased any more."""
-    made: list[Instance] = []
-
-    def make(*args: Any, **more: Any) -> Instance:
-        made.append(Instance(worlds, *args, **more))
-        return made[-1]
-
-    yield make
-    for instance in made:
-        assert (instance.engine.load().leased_pages, instance.engine._handoffs.alive) == (0, False)
 
 
 def test_a_pass_of_every_layer_is_told_at_once(instances: Any) -> None:
@@ -116,6 +44,18 @@ def test_chunks_are_told_one_by_one(instances: Any) -> None:
     p.peer.want(range(14))
     drain(p.engine)
     assert p.peer.reports == [(ALL, range(6)), (ALL, range(6, 12)), (ALL, range(12, 14))]
+    p.peer.sent()
+    drain(p.engine)
+
+
+def test_of_the_pass_that_ends_a_prompt_every_part_of_the_layers_is_told_while_it_goes_on(instances: Any) -> None:
+    layers, more = 20, {"vocab_size": VOCAB, "layers": 20}
+    p = instances(limits(mode=Mode.CHUNKED, chunk_tokens=6), runner=lambda c: LayeredRunner(64, PAGE, 0.01, 0.0, c, **more))
+    p.peer.want(range(14))
+    drain(p.engine)
+    parts = [(range(first, first + 3), range(12, 14)) for first in range(0, 18, 3)]
+    every = range(layers)
+    assert p.peer.reports == [(every, range(6)), (every, range(6, 12)), *parts, (every, range(12, 14))]
     p.peer.sent()
     drain(p.engine)
 

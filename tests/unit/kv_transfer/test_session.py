@@ -195,6 +195,13 @@ def test_layers_that_stand_differently_are_pushed_apart() -> None:
     ]
 
 
+def test_what_is_told_again_is_pushed_once() -> None:
+    p = sender()
+    assert p.computed(range(1), range(14), pages_of(range(14)), 0.1) == [Push(1, range(1), range(4, 14), (11, 12, 13), 4)]
+    every = p.computed(range(2), range(14), pages_of(range(14)), 0.2)
+    assert every == [Push(2, range(1, 2), range(4, 14), (11, 12, 13), 4)]
+
+
 @pytest.mark.parametrize(
     ("layers", "tokens", "pages"),
     [
