@@ -270,10 +270,11 @@ def _kill(side: Side, point: Point, at_s: float) -> Agenda:
     return [(at_s, partial(point.kill, side)), (at_s + point.rng.uniform(0, 1), partial(point.successor, side))]
 
 
-def _restart(point: Point, at_s: float) -> Agenda:
+def _restart(side: Side, point: Point, at_s: float) -> Agenda:
     """Under the same name and address, at once."""
-    same = {"name": point.pair.prefill.name, "port": point.pair.prefill.port}
-    return [(at_s, partial(point.kill, PREFILL)), (at_s, partial(point.successor, PREFILL, **same))]
+    instance = point.pair.sides[side]
+    again = partial(point.successor, side, name=instance.name, port=instance.port)
+    return [(at_s, partial(point.kill, side)), (at_s, again)]
 
 
 def _freeze(side: Side, point: Point, at_s: float) -> Agenda:
@@ -292,9 +293,10 @@ FAULTS: dict[str, Callable[[Point, float], Agenda]] = {
     "refuse": _refuse,
     "other-version": _other_version,
     "kill-prefill": partial(_kill, PREFILL),
-    "restart-prefill": _restart,
+    "restart-prefill": partial(_restart, PREFILL),
     "freeze-prefill": partial(_freeze, PREFILL),
     "kill-decode": partial(_kill, DECODE),
+    "restart-decode": partial(_restart, DECODE),
     "freeze-decode": partial(_freeze, DECODE),
     "partition": _partition,
 }
