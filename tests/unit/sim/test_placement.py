@@ -70,6 +70,13 @@ def test_no_request_is_lost_by_a_change(run: Run) -> None:
     assert {lifeline.ending for lifeline in run.lifelines} == {Ending.COMPLETE}
 
 
+def test_when_the_mix_shifts_answers_are_done_sooner_than_with_roles_that_stay(run: Run) -> None:
+    """Row 46. The one instance that decodes at first has work for twice as long as the long answers take to come."""
+    stays = simulate(settings(enabled=False), device(SLOW), turning(), spread=0.0)
+    placed_s, stays_s = (max(lifeline.ended_s for lifeline in each.lifelines) - TURN_S for each in (run, stays))
+    assert placed_s < 0.75 * stays_s
+
+
 def test_in_dry_run_no_role_changes() -> None:
     looks = simulate(settings(dry_run=True), device(SLOW), turning()[-80:], spread=0.0).looks
     assert set(prefills(looks)) == {3}
