@@ -35,13 +35,15 @@ class Receivers:
         self._emit = emit
         self._checksum = checksum
         self._records: dict[int, _Record] = {}  # by serial
+        self._due = math.inf  # no session's deadline is before it: most steps look at none of them
 
     def __len__(self) -> int:
         return len(self._records)
 
     @property
     def deadline(self) -> float:
-        return min((record.session.deadline for record in self._records.values()), default=math.inf)
+        """When `tick` is due; maybe earlier than any session asks for."""
+        return self._due
 
     def has(self, peer: str) -> bool:
         """Whether a handoff with any start of this peer has not ended here."""
@@ -73,6 +75,7 @@ class Receivers:
             return self._refuse(fetch.handoff, LossReason.PEER_DEAD)
         session = Receiver(ticket, self._layout.layers, link.grid.group_slots, fetch.deadline, self._links.limits, now)
         self._records[fetch.handoff.serial] = _Record(session, link.peer, link.epoch, link.grid, now)
+        self._due = min(self._due, session.deadline)
         return None
 
     def drop(self, handoff: HandoffId, now: float) -> None:
@@ -135,8 +138,11 @@ class Receivers:
             self._do(record, record.session.fenced(), now)
 
     def tick(self, now: float) -> None:
+        if now < self._due:
+            return
         for record in tuple(self._records.values()):
             self._do(record, record.session.tick(now), now)
+        self._due = min((record.session.deadline for record in self._records.values()), default=math.inf)
 
     def close(self, now: float) -> None:
         """The transport is closed. Whose writers can write nevertheless has no end: their pages are never said to be safe."""
@@ -164,6 +170,7 @@ class Receivers:
                 case Emit(event):
                     self._count(record, event, now)
                     self._emit(event)
+        self._due = min(self._due, record.session.deadline)
 
     def _count(self, record: _Record, event: PortEvent, now: float) -> None:
         """Keeps the counters, and forgets a record with its last event."""

@@ -67,6 +67,7 @@ class Senders:
         self._stats = links.stats
         self._emit = emit
         self._records: dict[HandoffId, _Record] = {}
+        self._due = math.inf  # as of `Receivers`
         self._posted: dict[int, _Posted] = {}  # by the handle of the write
         # peer -> (its epoch, the highest serial of its tickets and cancels), of the MAX_KNOWN peers heard last
         self._last: dict[str, tuple[int, int]] = {}
@@ -76,7 +77,8 @@ class Senders:
 
     @property
     def deadline(self) -> float:
-        return min((record.session.deadline for record in self._records.values()), default=math.inf)
+        """When `tick` is due; maybe earlier than any session asks for."""
+        return self._due
 
     def pushing(self, link: Link, alive: bool) -> tuple[int, ...]:
         """Serials that are written for this peer, or computed by an engine that is `alive`."""
@@ -145,8 +147,11 @@ class Senders:
             self._do(record, record.session.peer_down(reason, now), now)
 
     def tick(self, now: float) -> None:
+        if now < self._due:
+            return
         for record in tuple(self._records.values()):
             self._do(record, record.session.tick(now), now)
+        self._due = min((record.session.deadline for record in self._records.values()), default=math.inf)
 
     def close(self, now: float) -> None:
         """The transport is closed: no write is in flight any more."""
@@ -201,6 +206,7 @@ class Senders:
                 case Emit(event):
                     self._count(record, event)
                     self._emit(event)
+        self._due = min(self._due, record.session.deadline)
 
     def _post(self, record: _Record, push: Push, now: float) -> list[Action]:
         """Posts the write, unless the session has stopped since it asked. What follows if it cannot be posted."""

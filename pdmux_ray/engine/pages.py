@@ -68,6 +68,7 @@ class PagePool:
         self._holders = [0] * pages  # leases and exposures included
         self._leases: Counter[int] = Counter()  # page -> transfers that read it
         self._exposed: set[int] = set()
+        self._leased = self._quarantined = 0  # pages; kept, because every step tells them
         self._generations = [0] * pages
         self._digests: list[bytes | None] = [None] * pages
         self._published: dict[bytes, int] = {}
@@ -80,13 +81,13 @@ class PagePool:
 
     @property
     def leased(self) -> int:
-        """Pages that are LEASED."""
-        return sum([self._holders[page] == count for page, count in tuple(self._leases.items())])
+        """Pages that are LEASED. From any thread."""
+        return self._leased
 
     @property
     def quarantined(self) -> int:
-        """Pages that are QUARANTINED."""
-        return sum([self._holders[page] == 1 for page in tuple(self._exposed)])
+        """Pages that are QUARANTINED. From any thread."""
+        return self._quarantined
 
     def by_owner(self) -> dict[str, int]:
         """How many pages are in each state, together all of them. From any thread."""
@@ -140,6 +141,8 @@ class PagePool:
         for page in hit.pages:
             if self._holders[page] == 0:
                 del self._cached[page]
+            elif self._holders[page] == self._leases.get(page):
+                self._leased -= 1
             self._holders[page] += 1
 
     def publish(self, page: int, digest: bytes) -> None:
@@ -165,6 +168,10 @@ class PagePool:
                     self._free.append(page)
                 else:
                     self._cached[page] = None
+            elif page in self._exposed:
+                self._quarantined += 1
+            elif self._holders[page] == self._leases.get(page):
+                self._leased += 1
 
     def lease(self, pages: Sequence[int]) -> None:
         """A transfer begins to read pages that a request holds. It may do so several times at once."""
@@ -178,6 +185,7 @@ class PagePool:
         for page in pages:
             if not self._leases[page]:
                 raise IntegrityError(f"a lease of page {page} ends that is not there: it is {self.state(page).value}")
+            self._leased -= self._holders[page] == self._leases[page]
             self._leases[page] -= 1
             if not self._leases[page]:
                 del self._leases[page]
@@ -196,6 +204,7 @@ class PagePool:
         for page in pages:
             if page not in self._exposed:
                 raise IntegrityError(f"page {page} was not exposed: it is {self.state(page).value}")
+            self._quarantined -= self._holders[page] == 1
             self._exposed.remove(page)
         self.release(pages)
 
@@ -232,6 +241,11 @@ class PagePool:
         if any(self._holders[page] != count for page, count in counted.items()) or sum(self._holders) != counted.total():
             wrong = {page: (n, counted[page]) for page, n in enumerate(self._holders) if n != counted[page]}
             raise IntegrityError(f"pages whose (recorded, actual) holders differ: {wrong}")
+        lent = Counter(self.state(page) for page in (*leases, *writers))
+        if (lent[PageState.LEASED], lent[PageState.QUARANTINED]) != (self._leased, self._quarantined):
+            raise IntegrityError(
+                f"{self._leased} pages count as leased and {self._quarantined} in quarantine, but {dict(lent)}"
+            )
         free = set(self._free)
         if len(free) != len(self._free) or len(free) + len(self._cached) + len(counted) != self.pages:
             raise IntegrityError(

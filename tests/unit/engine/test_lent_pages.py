@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from pdmux_ray.engine.pages import Hit, PagePool, PageState
@@ -38,6 +40,17 @@ def test_a_leased_page_can_be_published_shared_and_leased_again() -> None:
     pool.end_lease(pages)
     assert pool.state(pages[0]) is PageState.CACHED
     pool.check_integrity([])
+
+
+def test_pages_count_as_leased_while_transfers_alone_hold_them_whoever_comes_and_goes() -> None:
+    pool, counts = PagePool(4, 2), []
+    pages = publish(pool, [1, 2])
+    share = partial(pool.share, Hit(tuple(pages), 2, 0))
+    lease, release, end_lease = (partial(act, pages) for act in (pool.lease, pool.release, pool.end_lease))
+    for act in (lease, lease, release, share, release, end_lease, share, end_lease, release):
+        act()
+        counts.append(pool.leased)
+    assert counts == [0, 0, 1, 0, 1, 1, 0, 0, 0]
 
 
 def test_a_page_in_quarantine_is_had_by_nobody_until_the_writes_have_ended() -> None:

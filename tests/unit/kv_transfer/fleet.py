@@ -194,6 +194,12 @@ class Instance:
                 self.results[handoff].append(event)
                 self.give_up(self.fetches.pop(handoff).pages)
 
+    def check_deadlines(self) -> None:
+        """None of its handoffs' passes unseen."""
+        fetches, exports = self.endpoint._receivers, self.endpoint._senders
+        assert fetches.deadline <= min((each.session.deadline for each in fetches._records.values()), default=math.inf)
+        assert exports.deadline <= min((each.session.deadline for each in exports._records.values()), default=math.inf)
+
     @property
     def computing(self) -> bool:
         return not self.stuck and any(
@@ -246,6 +252,7 @@ class Fleet:
                     instance.endpoint.step()
                     instance.work()
                     due = min(due, instance.endpoint.step(), instance.due if instance.computing else end)
+                    instance.check_deadlines()
             if self.now >= end:
                 return
             self.now = max(self.now, min(due, self.network.next_due, end))
