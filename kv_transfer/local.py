@@ -35,23 +35,11 @@ from kv_transfer.api import (
 )
 from kv_transfer.layout import KVLayout
 from kv_transfer.plan import LayoutMismatchError, Rows, descriptors, grid
+from kv_transfer.weather import Weather
 
 Memory: TypeAlias = NDArray[np.uint8]
 
 RETRY_S = 0.01  # from the loss of a connection to the next attempt
-
-
-@dataclass(slots=True)
-class Weather:
-    """How long things take, in seconds, and what becomes of writes. May be changed at any time."""
-
-    latency_s: float = 0.0  # of a frame, and of a write besides its bytes
-    bytes_per_s: float = math.inf  # of each write
-    note_s: float = 0.0  # from the end of a write to its note
-    notice_s: float = 0.0  # from a death to its being seen
-    tear: bool = False  # only half of the bytes arrive, and nobody is told
-    fail: bool = False  # only half of the bytes arrive, and the writer is told
-    notes: int = 1  # of each write
 
 
 @dataclass(eq=False, slots=True)
@@ -88,6 +76,7 @@ class LocalNetwork:
         self.lock = threading.RLock()
         self.wires: list[_Wire] = []
         self._instances: dict[str, LocalTransport] = {}  # the newest start of each
+        self.waiting: set[LocalTransport] = set()  # their threads sleep, until something is due or comes
         self._cut: set[frozenset[str]] = set()
         self._due: list[tuple[float, int, Callable[[], bool]]] = []  # a heap; an act that cannot be done yet says False
         self._held: list[Callable[[], bool]] = []  # what could not be done, until something changes
@@ -138,7 +127,7 @@ class LocalNetwork:
 
     def at(self, time: float, act: Callable[[], bool]) -> None:
         heapq.heappush(self._due, (time, next(self._order), act))
-        for instance in self._instances.values():
+        for instance in self.waiting:
             instance.wake()  # what it waits for may now come sooner
 
     def after(self, seconds: float, act: Callable[[], bool]) -> None:
@@ -292,7 +281,9 @@ class LocalTransport:
         with self._network.lock:
             if not (self._events or self._woken):
                 until_due = max(0.0, self._network.next_due - self._network.clock())
+                self._network.waiting.add(self)
                 self._awake.wait(min(timeout_s, until_due))
+                self._network.waiting.discard(self)
             self._woken = False
 
     def wake(self) -> None:
@@ -308,6 +299,11 @@ class LocalTransport:
                 self.down(wire)
             self.dead = self._closed = True
             self._network.bury(self)
+
+    @property
+    def has_events(self) -> bool:
+        """Whether `poll` would answer any, besides what is due."""
+        return bool(self._events)
 
     # --- for the network, which holds the lock ---
 

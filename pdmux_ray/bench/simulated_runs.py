@@ -30,7 +30,7 @@ from pdmux_ray.sim.backlog import falls_behind
 from pdmux_ray.sim.device import DeviceModel
 from pdmux_ray.sim.fleet import Run, Watch
 from pdmux_ray.sim.fleet import simulate as simulate_fleet
-from pdmux_ray.workload.requests import Ask, PlannedRequest
+from pdmux_ray.workload.requests import Ask, Planned, PlannedRequest
 
 LOOK_EVERY_S = 0.25  # at how far the other processes are
 
@@ -73,7 +73,7 @@ def only_errors() -> Iterator[None]:
         logger.setLevel(before)
 
 
-def simulated(setup: Setup, planned: Sequence[PlannedRequest], watch: Watch | None = None) -> Run:
+def simulated(setup: Setup, planned: Planned, watch: Watch | None = None) -> Run:
     """As servers do, instances learn from their steps. Raises ConfigError for settings that no engine takes."""
     return simulate_fleet(
         setup.config,
@@ -106,7 +106,7 @@ def idle_latency(setup: Setup, plan: SoloPlan) -> SoloLatency:
 
 def one_run(setup: Setup, rate: float, watch: Watch) -> Simulated:
     """Writes its timeline, too. Raises OSError when it cannot."""
-    run = simulated(setup, setup.offer.planned(rate, 0), watch)
+    run = simulated(setup, setup.offer.coming(rate, 0), watch)
     counted = run.lifelines[setup.offer.warmup :]
     window = Window.of(counted)
     trace = _trace(setup.device, run, window)

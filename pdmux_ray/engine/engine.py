@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from kv_transfer.api import KvPort, Wanted
@@ -27,7 +27,7 @@ from pdmux_ray.engine.planner import lane_limits, make_admitter, make_planner
 from pdmux_ray.engine.request import Request
 from pdmux_ray.engine.runner import LaneRunner, Runner
 from pdmux_ray.engine.scheduler import Scheduler
-from pdmux_ray.engine.timeline import Timeline
+from pdmux_ray.engine.timeline import KEPT, Timeline
 from pdmux_ray.errors import (
     ConfigError,
     ContextLengthError,
@@ -36,8 +36,9 @@ from pdmux_ray.errors import (
     QueueFullError,
     RequestError,
 )
+from pdmux_ray.policy.look_ahead import Alike
 from pdmux_ray.policy.routing import stalled
-from pdmux_ray.policy.views import CostModel
+from pdmux_ray.policy.views import CostModel, RequestView
 from pdmux_ray.types import Load, NewRequest, SamplingParams
 
 logger = logging.getLogger(__name__)
@@ -56,10 +57,11 @@ class Engine:
         costs: CostModel | None = None,
         planner: Planner | None = None,
         port: KvPort | None = None,
+        records: int = KEPT,
     ) -> None:
         """`costs`: of this model on this device, for the modes that predict. `planner`: instead of the policy that the limits
         name, for a mode with lanes. `port`: to other instances; its owner closes it before this engine, whose memory it
-        reads and writes.
+        reads and writes. `records`: that its timeline keeps.
         """
         pool_tokens = runner.pages * runner.page_size
         if pool_tokens < limits.context_length:
@@ -72,24 +74,26 @@ class Engine:
         self._admitter: Admitter | None = None
         self._has_port = port is not None
         self._handoffs = Handoffs(port or NoPort(), _layers(runner, port), self._take_export)
-        self._scheduler, self._loop = self._make_loop(publish, costs, planner)
+        self._scheduler, self._loop = self._make_loop(publish, costs, planner, records)
         if port is not None:
             port.wake_with(self._loop.wake)
         self._arrivals = 0
         self._thread: threading.Thread | None = None
         self._closed = False
 
-    def _make_loop(self, publish: Publish, costs: CostModel | None, planner: Planner | None) -> tuple[Scheduler, StepLoop]:
+    def _make_loop(
+        self, publish: Publish, costs: CostModel | None, planner: Planner | None, records: int
+    ) -> tuple[Scheduler, StepLoop]:
         limits, runner = self.limits, self._runner
         if not limits.has_lanes:
             units = runner.units if isinstance(runner, LaneRunner) else 1
-            scheduler = Scheduler(limits, self._pool, Timeline(units, limits.mode), self._handoffs)
+            scheduler = Scheduler(limits, self._pool, Timeline(units, limits.mode, records), self._handoffs)
             return scheduler, StepLoop(runner, scheduler, publish, self._clock, limits.stall_timeout_s)
         device = with_lanes(runner, limits.mode)
         if costs is None and isinstance(device, FakeRunner):
             costs = device.costs  # it takes what they say
         bounds = lane_limits(limits, device)
-        timeline = Timeline(device.units, limits.mode)
+        timeline = Timeline(device.units, limits.mode, records)
         planner = planner or make_planner(bounds, costs)
         lanes = LaneScheduler(limits, self._pool, timeline, self._handoffs, device, planner)
         self._admitter = make_admitter(lanes, limits, bounds, costs)
@@ -110,6 +114,23 @@ class Engine:
     def rest_s(self) -> float | None:
         """When `step` had nothing to run: seconds until it is due again, unless something comes before; None: not before."""
         return self._loop.rest_s
+
+    def steps_alike(self) -> Alike:
+        """For a simulator, between two steps: how often the last one is certain to come again, unless something comes."""
+        return self._loop.steps_alike()
+
+    @property
+    def decoding(self) -> Sequence[RequestView]:
+        """Likewise: who decodes."""
+        return self._scheduler.decoding
+
+    def expect(self, seconds: float) -> None:
+        """Steps that are alike will take so long, until somebody calls `repeat` or `step`."""
+        self._loop.expect(seconds)
+
+    def repeat(self, begin_s: float, ends_s: Sequence[float], token: int) -> None:
+        """Takes in so many of those steps at once, as if `step` had run each; but nobody is told of the tokens."""
+        self._loop.repeat(begin_s, ends_s, token)
 
     def submit(self, new: NewRequest) -> None:
         """Accepts a request, or raises at once and keeps nothing of it.

@@ -47,6 +47,7 @@ class LaneLoop(StepLoop):
         self._admitter = admitter
         self._device = device
         self._lanes = lanes
+        self._model = costs
         self._costs = costs if isinstance(costs, LearningCostModel) else None
         self._steps_beside = 0  # of the burst under way: began while the block in flight ran
 
@@ -60,9 +61,12 @@ class LaneLoop(StepLoop):
     @property
     def queued_prefill_tokens(self) -> int:
         """Of jobs that have begun, what their layers that are left come to."""
+        queued = super().queued_prefill_tokens
+        if not queued:
+            return 0
         kept = [(job, piece) for job in self._lanes.jobs for piece in job.slices if piece.sequence not in job.gone]
         done = sum([job.layers_done * piece.tokens for job, piece in kept])
-        return max(super().queued_prefill_tokens - done // self._lanes.layers, 0)
+        return max(queued - done // self._lanes.layers, 0)
 
     def _receive(self, now: float) -> None:
         super()._receive(now)
@@ -71,6 +75,19 @@ class LaneLoop(StepLoop):
         self._drop_jobs()
         if self._admitter is not None:
             self._admitter.look()
+
+    def _estimates(self, plan: StepPlan, begin_s: float, ends_s: Sequence[float]) -> Sequence[Estimate | None]:
+        """As policies have them for decodes alone; and what each step took is learned."""
+        if self._model is None:
+            return super()._estimates(plan, begin_s, ends_s)
+        found, units, decodes = [], self._lanes.units, len(plan.decode)
+        context_tokens = sum([len(self._lanes.requests[request_id].tokens) for request_id in plan.decode])
+        for end_s in ends_s:
+            found.append(self._model.decode(decodes, context_tokens, units, 0))
+            if self._costs is not None:
+                self._costs.observe_decode(decodes, context_tokens, units, 0, end_s - begin_s)
+            context_tokens, begin_s = context_tokens + decodes, end_s
+        return found
 
     def _given(self, plan: StepPlan) -> list[Estimate]:
         """With the block in flight, for which the step may wait."""

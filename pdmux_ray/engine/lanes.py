@@ -20,6 +20,7 @@ from pdmux_ray.engine.scheduler import Scheduler, results_of
 from pdmux_ray.engine.timeline import Timeline
 from pdmux_ray.errors import IntegrityError, PdmuxError
 from pdmux_ray.policy.decisions import Chunk, LaneUse, StepPlan, StepReason
+from pdmux_ray.policy.look_ahead import NONE_ALIKE, Alike
 from pdmux_ray.policy.views import LanesView
 from pdmux_ray.types import Mode, Phase, Split
 
@@ -78,11 +79,7 @@ class LaneScheduler(Scheduler):
         mode = use.mode if use else Mode.CHUNKED
         if mode is not self.mode:
             self.mode, self.mode_since_s = mode, now
-        self.counters.steps_by_mode[mode] += plan.steps
         self.split = use.split if use else Split(self.units, self.units)
-        why = use.why if use else plan.why
-        if why is not None:
-            self.counters.modes_by_reason[why] += plan.steps
         return super().apply(plan, now)
 
     def begin_block(self, use: LaneUse, beside_units: int, now: float) -> Job:
@@ -143,6 +140,17 @@ class LaneScheduler(Scheduler):
                 seen.add(id(request))
             if not job.wanted and not job.in_flight:
                 raise IntegrityError(f"nobody waits for job {job.job_id}, but it was not dropped")
+
+    def steps_alike(self, plan: StepPlan) -> Alike:
+        return NONE_ALIKE if self.jobs else super().steps_alike(plan)
+
+    def _count(self, plan: StepPlan, steps: int) -> None:
+        super()._count(plan, steps)
+        use = plan.lanes
+        self.counters.steps_by_mode[use.mode if use else Mode.CHUNKED] += steps
+        why = use.why if use else plan.why
+        if why is not None:
+            self.counters.modes_by_reason[why] += steps
 
     def _decide(self) -> StepPlan:
         plan = self._planner(self)

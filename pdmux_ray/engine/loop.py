@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 
 from pdmux_ray.clock import Clock
@@ -17,6 +18,7 @@ from pdmux_ray.engine.runner import LayeredRunner, Runner, StepBatch, StepOutput
 from pdmux_ray.engine.scheduler import Scheduler, failure
 from pdmux_ray.errors import InstanceUnavailableError, PdmuxError
 from pdmux_ray.policy.decisions import StepPlan, StepReason
+from pdmux_ray.policy.look_ahead import NONE_ALIKE, Alike
 from pdmux_ray.policy.views import Estimate
 from pdmux_ray.types import TokenEvent
 
@@ -49,6 +51,7 @@ class StepLoop:
         self._mail = threading.Condition()  # guards the four above
         self._stepping = threading.RLock()  # held during a step
         self._next_deadline_check_s = 0.0
+        self._latest = StepPlan(StepReason.IDLE)  # plan
         self._busy_since_s: float | None = None  # when the step under way began; None while idle
         self._broken: str | None = None
 
@@ -64,6 +67,8 @@ class StepLoop:
     @property
     def queued_prefill_tokens(self) -> int:
         """To be computed here of those that wait or have begun. Not of who waits for a fetch."""
+        if not (self._inbox or self._scheduler.waiting or self._scheduler.prefilling):
+            return 0
         waiting: list[Request] = [*self.enqueued, *self._scheduler.waiting]
         to_begin = sum([len(request.tokens) - request.likely_hit_tokens for request in waiting if not request.peers])
         return to_begin + sum([len(request.tokens) - request.computed_tokens for request in self._scheduler.prefilling])
@@ -143,7 +148,7 @@ class StepLoop:
             self._busy_since_s = now = self._clock.now()
             scheduler = self._scheduler
             self._receive(now)
-            plan = scheduler.plan(now)
+            self._latest = plan = scheduler.plan(now)
             if plan.reason is StepReason.IDLE:
                 self._busy_since_s = None
                 scheduler.handoffs.busy(0.0)
@@ -152,6 +157,29 @@ class StepLoop:
             self._carry_out(plan, now)
             self._publish_events()
             return True
+
+    def steps_alike(self) -> Alike:
+        """How often the last step is certain to come again, unless something comes."""
+        return NONE_ALIKE if self._has_mail() else self._scheduler.steps_alike(self._latest)
+
+    def repeat(self, begin_s: float, ends_s: Sequence[float], token: int) -> None:
+        """As many of those steps as there are ends, at least one, each from the end of the one before. The engine is then as if
+        it had taken them one by one, with the same token for everyone, but for the news, of which there are none."""
+        with self._stepping:
+            plan, begins_s, first = self._latest, (begin_s, *ends_s[:-1]), 0
+            self._scheduler.timeline.steps(plan, begin_s, ends_s, self._estimates(plan, begin_s, ends_s), 0)
+            self._scheduler.repeat(plan, len(ends_s), token, begins_s[-1], ends_s[-1])
+            self._busy_since_s = begins_s[-1]
+            while (first := bisect_left(begins_s, self._next_deadline_check_s, first)) < len(begins_s):
+                self._next_deadline_check_s = begins_s[first] + _DEADLINE_PERIOD_S  # nobody was due: see `Alike.before_s`
+
+    def expect(self, seconds: float) -> None:
+        """For so long nobody will ask the port for its events."""
+        self._scheduler.handoffs.busy(seconds)
+
+    def _estimates(self, plan: StepPlan, begin_s: float, ends_s: Sequence[float]) -> Sequence[Estimate | None]:
+        """Of each of several steps of one plan, that end then."""
+        return [plan.step_s] * len(ends_s)
 
     def _given(self, plan: StepPlan) -> list[Estimate]:
         """Of what the device computes in a step; empty without a latency model."""
@@ -284,6 +312,8 @@ class StepLoop:
         self._scheduler.fail(requests, device_failure(error), self._clock.now())
 
     def _publish_events(self) -> None:
+        if not self._scheduler.has_events:
+            return
         for sink, events in self._scheduler.take_events().items():
             if not self._publish_to(sink, events):
                 # Their pages must not be held for someone who cannot be told, but the step under way may still write there.

@@ -57,6 +57,27 @@ def page_digest(before: bytes, tokens: Sequence[int]) -> bytes:
     return blake2b(before + array("I", tokens).tobytes(), digest_size=_DIGEST_BYTES).digest()
 
 
+def prompt_digests(prompt: Sequence[int], page_size: int) -> list[bytes]:
+    """Of the pages that a prompt fills, in order."""
+    if isinstance(prompt, Hashed):
+        return prompt.digests(page_size)
+    data, size, digests = array("I", prompt).tobytes(), page_size * array("I").itemsize, [ROOT_DIGEST]
+    for start in range(0, len(data) // size * size, size):
+        digests.append(blake2b(digests[-1] + data[start : start + size], digest_size=_DIGEST_BYTES).digest())
+    return digests[1:]
+
+
+class Hashed(tuple[int, ...]):
+    """A prompt that remembers the digests of its pages: in a simulation gateway and engine hash the same one."""
+
+    _digests: tuple[int, list[bytes]] = (0, [])
+
+    def digests(self, page_size: int) -> list[bytes]:
+        if self._digests[0] != page_size:
+            self._digests = (page_size, prompt_digests(tuple(self), page_size))
+        return self._digests[1]
+
+
 class PagePool:
     """The pages of one instance. Not thread-safe: the step loop owns it."""
 
@@ -64,20 +85,21 @@ class PagePool:
         self.pages = pages
         self.page_size = page_size
         self.evictions = 0
-        self._free = list(range(pages - 1, -1, -1))  # a stack; page 0 goes first
-        self._holders = [0] * pages  # leases and exposures included
+        self._free: list[int] = []  # a stack, of pages that were taken before
+        self._untouched = 0  # this page, and those after it, were never taken
+        self._holders = array("i", bytes(4 * pages))  # leases and exposures included
         self._leases: Counter[int] = Counter()  # page -> transfers that read it
         self._exposed: set[int] = set()
         self._leased = self._quarantined = 0  # pages; kept, because every step tells them
-        self._generations = [0] * pages
-        self._digests: list[bytes | None] = [None] * pages
+        self._generations = array("q", bytes(8 * pages))
+        self._digests: dict[int, bytes] = {}
         self._published: dict[bytes, int] = {}
         self._cached: dict[int, None] = {}  # least recently used first
 
     @property
     def available(self) -> int:
         """Pages that can be had now: FREE or CACHED."""
-        return len(self._free) + len(self._cached)
+        return len(self._free) + len(self._cached) + self.pages - self._untouched
 
     @property
     def leased(self) -> int:
@@ -92,7 +114,7 @@ class PagePool:
     def by_owner(self) -> dict[str, int]:
         """How many pages are in each state, together all of them. From any thread."""
         counts = {
-            PageState.FREE: len(self._free),
+            PageState.FREE: self.available - len(self._cached),
             PageState.CACHED: len(self._cached),
             PageState.LEASED: self.leased,
             PageState.QUARANTINED: self.quarantined,
@@ -114,7 +136,7 @@ class PagePool:
             raise IntegrityError(f"{count} pages were asked for, {self.available} of {self.pages} are available")
         taken = []
         for _ in range(count):
-            page = self._free.pop() if self._free else self._evict()
+            page = self._free.pop() if self._free else self._touch() if self._untouched < self.pages else self._evict()
             self._holders[page] = 1
             self._generations[page] += 1
             taken.append(page)
@@ -147,7 +169,7 @@ class PagePool:
 
     def publish(self, page: int, digest: bytes) -> None:
         """Lets others find a held page whose KV has all been computed. Of two equal pages only the first is published."""
-        if not self._holders[page] or self._digests[page] is not None or page in self._exposed:
+        if not self._holders[page] or page in self._digests or page in self._exposed:
             raise IntegrityError(
                 f"page {page} cannot be published: it is {self.state(page).value}, exposed, or was published before"
             )
@@ -164,7 +186,7 @@ class PagePool:
                 )
             self._holders[page] -= 1
             if self._holders[page] == 0:
-                if self._digests[page] is None:
+                if page not in self._digests:
                     self._free.append(page)
                 else:
                     self._cached[page] = None
@@ -194,7 +216,7 @@ class PagePool:
     def expose(self, pages: Sequence[int]) -> None:
         """A transfer begins to write into pages that one request holds, and nobody can find."""
         for page in pages:
-            if self._holders[page] != 1 or self._digests[page] is not None or page in self._exposed or self._leases[page]:
+            if self._holders[page] != 1 or page in self._digests or page in self._exposed or self._leases[page]:
                 raise IntegrityError(f"page {page} cannot be exposed: it is {self.state(page).value}, shared, or exposed")
             self._holders[page] = 2
             self._exposed.add(page)
@@ -213,13 +235,14 @@ class PagePool:
         given_up = Counter(page for pages in held for page in pages)
         return sum(self._holders[page] == count for page, count in given_up.items())
 
+    def _touch(self) -> int:
+        self._untouched += 1
+        return self._untouched - 1
+
     def _evict(self) -> int:
         page = next(iter(self._cached))
         del self._cached[page]
-        digest = self._digests[page]
-        assert digest is not None  # only published pages are cached
-        del self._published[digest]
-        self._digests[page] = None
+        del self._published[self._digests.pop(page)]  # only published pages are cached
         self.evictions += 1
         return page
 
@@ -247,15 +270,15 @@ class PagePool:
                 f"{self._leased} pages count as leased and {self._quarantined} in quarantine, but {dict(lent)}"
             )
         free = set(self._free)
-        if len(free) != len(self._free) or len(free) + len(self._cached) + len(counted) != self.pages:
+        if len(free) != len(self._free) or len(free) + len(self._cached) + len(counted) != self._untouched:
             raise IntegrityError(
-                f"{len(self._free)} free + {len(self._cached)} cached + {len(counted)} held is not {self.pages} pages, "
+                f"{len(self._free)} free + {len(self._cached)} cached + {len(counted)} held is not {self._untouched} pages, "
                 f"or a page is free twice ({len(self._free) - len(free)})"
             )
         if not (free.isdisjoint(self._cached) and free.isdisjoint(counted) and self._cached.keys().isdisjoint(counted)):
             raise IntegrityError("a page has two owners")
-        named = {digest: page for page, digest in enumerate(self._digests) if digest is not None}
-        if named != self._published or any(self._digests[page] is None for page in self._cached):
+        named = {digest: page for page, digest in self._digests.items()}
+        if named != self._published or any(page not in self._digests for page in self._cached):
             raise IntegrityError("the prefix cache and the pages' digests differ")
-        if any(self._digests[page] is not None for page in free):
+        if not free.isdisjoint(self._digests):
             raise IntegrityError("a free page is still published")

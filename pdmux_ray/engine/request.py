@@ -11,8 +11,8 @@ import math
 from itertools import pairwise
 
 from kv_transfer.api import HandoffId
-from pdmux_ray.engine.pages import ROOT_DIGEST, Hit, PagePool, page_digest
-from pdmux_ray.errors import IllegalMoveError
+from pdmux_ray.engine.pages import ROOT_DIGEST, Hit, PagePool, page_digest, prompt_digests
+from pdmux_ray.errors import IllegalMoveError, IntegrityError
 from pdmux_ray.types import LEGAL_MOVES, FinishReason, NewRequest, Phase
 
 
@@ -98,7 +98,7 @@ class Request:
         self._published_pages = 0
         self._digests = [ROOT_DIGEST] if prefix_cache else []  # [0] is the root; [i + 1] is page i's
         self.next_publish_tokens = page_size if prefix_cache else 2**62  # `publish` has something to do from this length on
-        self._extend_digests(self.prompt_tokens // page_size)
+        self._digests += prompt_digests(new.prompt, page_size) if prefix_cache else ()
 
     @property
     def known_tokens(self) -> int:
@@ -111,6 +111,10 @@ class Request:
     @property
     def left_tokens(self) -> int:
         return self.limit_tokens - len(self.tokens)
+
+    @property
+    def stops_early(self) -> bool:
+        return bool(self.stop_ids)
 
     @property
     def held_pages(self) -> int:
@@ -184,6 +188,23 @@ class Request:
         if known >= self.limit_tokens:
             return FinishReason.LENGTH
         return None
+
+    def check_integrity(self, phase: Phase) -> None:
+        """Checks its lengths and pages between two steps, for the phase whose queue it is in. Raises IntegrityError."""
+        known, computed, held, size = self.known_tokens, self.computed_tokens, self.held_pages, self._page_size
+        if phase is Phase.QUEUED:
+            fits = computed == 0 and held == 0
+        elif phase is Phase.TRANSFER and held == 0:
+            fits = computed == 0
+        elif phase in (Phase.PREFILL, Phase.TRANSFER):
+            fits = computed < known and held == -(-known // size)
+        else:
+            fits = computed == known - 1 and -(-computed // size) <= held <= -(-known // size)
+        if self.phase is not phase or not fits:
+            raise IntegrityError(
+                f"{self.phase.value} request {self.request_id} in the {phase.value} queue has {known} known and "
+                f"{computed} computed tokens in {held} pages; history: {self.history}"
+            )
 
     def _extend_to_last(self) -> int:
         """How many pages are full without the last known token; they have digests then."""

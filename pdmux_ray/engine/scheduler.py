@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise, repeat
 
+from pdmux_ray.engine.alike import grow
 from pdmux_ray.engine.counters import Counters
 from pdmux_ray.engine.handoffs import Handoffs
 from pdmux_ray.engine.limits import EngineLimits
@@ -24,6 +25,7 @@ from pdmux_ray.engine.timeline import Timeline
 from pdmux_ray.errors import DeadlineError, IntegrityError, PdmuxError
 from pdmux_ray.policy.batching import plan_step
 from pdmux_ray.policy.decisions import Chunk, StepPlan, StepReason
+from pdmux_ray.policy.look_ahead import NONE_ALIKE, Alike, steps_alike
 from pdmux_ray.policy.views import RequestView
 from pdmux_ray.types import FinishReason, Phase, TokenEvent, TokenLogprobs
 
@@ -104,8 +106,7 @@ class Scheduler:
             request.pages.extend(self.pool.take(-(-len(request.tokens) // page_size) - len(request.pages)))
             if request.exported:
                 self.handoffs.begin_export(request, self.pool)
-        self.counters.steps_by_reason[plan.reason] += plan.steps
-        self.counters.page_evictions = self.pool.evictions
+        self._count(plan, plan.steps)
         if plan.burst is not None:
             self.counters.bursts_by_reason[plan.burst] += 1
         return StepBatch(decodes, [self._slice(chunk) for chunk in plan.prefill], plan.steps)
@@ -124,11 +125,12 @@ class Scheduler:
         results = results_of(output, len(batch.decodes) + sum(piece.sample for piece in batch.prefills))
         self._count_waiting(now)
         wasted = 0
+        append, decodes = self._append, Phase.DECODE
         # `zip` asks the decodes first, so that it leaves the prefills' results untouched.
         for sequence, (token, logprob) in zip(batch.decodes, results, strict=False):
             assert isinstance(sequence, Request)
-            if sequence.phase is Phase.DECODE:
-                self._append(sequence, token, logprob, now)
+            if sequence.phase is decodes:
+                append(sequence, token, logprob, now)
             else:
                 wasted += 1
         self._report(batch.prefills, None)
@@ -136,6 +138,28 @@ class Scheduler:
         self.counters.steps += 1
         self.counters.generated_tokens += len(output.tokens) - wasted
         self.counters.wasted_tokens += wasted
+
+    def steps_alike(self, plan: StepPlan) -> Alike:
+        """How often this plan, which was carried out last, is certain to come again unless something comes: see
+        `policy.look_ahead`."""
+        if plan.reason is not StepReason.DECODE_ONLY or len(plan.decode) != len(self.decoding):
+            return NONE_ALIKE
+        return steps_alike(self)
+
+    def repeat(self, plan: StepPlan, steps: int, token: int, begin_s: float, end_s: float) -> None:
+        """What so many steps that are alike do, with the same token for all; nobody is told. `begin_s`: of the last one."""
+        self.now, self._counted_to_s = begin_s, end_s
+        decodes = [self.requests[request_id] for request_id in plan.decode]
+        grow(decodes, self.pool, steps, token)
+        for request in decodes:
+            request.token_s = end_s
+        self._count(plan, steps)
+        self.counters.steps += steps
+        self.counters.generated_tokens += steps * len(decodes)
+
+    @property
+    def has_events(self) -> bool:
+        return bool(self._events)
 
     def take_events(self) -> dict[str, list[TokenEvent]]:
         """The news since the last call, by sink."""
@@ -211,7 +235,7 @@ class Scheduler:
             if queue != list(queue.noted):
                 raise IntegrityError(f"the note of the {phase.value} queue is of another time")
             for request in queue:
-                _check_request(request, phase, self.pool.page_size)
+                request.check_integrity(phase)
         self.pool.check_integrity(self._page_lists(), *self.handoffs.page_lists())
 
     def _wait(self, request: Request) -> None:
@@ -225,6 +249,10 @@ class Scheduler:
     def _page_lists(self) -> Iterable[Sequence[int]]:
         """The pages of everyone who holds any."""
         return (request.pages for request in self.requests.values())
+
+    def _count(self, plan: StepPlan, steps: int) -> None:
+        self.counters.steps_by_reason[plan.reason] += steps
+        self.counters.page_evictions = self.pool.evictions
 
     def _count_waiting(self, now: float) -> None:
         if self.waiting:
@@ -304,10 +332,11 @@ class Scheduler:
             request.ttft_deadline_s = math.inf
             if request.received_tokens:
                 self.handoffs.used(request, self)
-        finish = request.finish_reason(token)
-        if finish is not None:
-            event.finish = finish
-            self._end(request, Phase.DONE, finish, now)
+        if request.stop_ids or computed + 1 >= request.limit_tokens:
+            finish = request.finish_reason(token)
+            if finish is not None:
+                event.finish = finish
+                self._end(request, Phase.DONE, finish, now)
         self._tell(request.sink, event)
 
     def _end_early(self, request: Request, event: TokenEvent, now: float) -> None:
@@ -368,20 +397,3 @@ def results_of(output: StepOutput, expected: int) -> Iterator[tuple[int, TokenLo
 def failure(request_id: str, error: PdmuxError) -> TokenEvent:
     """The event that ends a request with an error."""
     return TokenEvent(request_id, finish=FinishReason.ERROR, error=str(error), error_type=type(error).__name__)
-
-
-def _check_request(request: Request, phase: Phase, page_size: int) -> None:
-    known, computed, held = request.known_tokens, request.computed_tokens, request.held_pages
-    if phase is Phase.QUEUED:
-        fits = computed == 0 and held == 0
-    elif phase is Phase.TRANSFER and held == 0:
-        fits = computed == 0
-    elif phase in (Phase.PREFILL, Phase.TRANSFER):
-        fits = computed < known and held == -(-known // page_size)
-    else:
-        fits = computed == known - 1 and -(-computed // page_size) <= held <= -(-known // page_size)
-    if request.phase is not phase or not fits:
-        raise IntegrityError(
-            f"{request.phase.value} request {request.request_id} in the {phase.value} queue has {known} known and "
-            f"{computed} computed tokens in {held} pages; history: {request.history}"
-        )

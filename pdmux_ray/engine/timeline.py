@@ -3,6 +3,7 @@
 timeline = Timeline(units, mode)
 timeline.arrived(at_s, request_id, prompt_tokens)           a request was taken in
 timeline.step(plan, begin_s, end_s, waiting)                its decodes, or the whole of a one-pass step, from launch to collect
+timeline.steps(plan, begin_s, ends_s, estimates, waiting)   several of one plan, each from the end of the one before
 timeline.block(use, job_id, first_layer, tokens, begin_s, end_s)      a block of a prefill, from launch to its own end
 timeline.ended(at_s, request_id, how, generated_tokens)     its last event
 
@@ -14,12 +15,14 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
+from collections.abc import Sequence
 from itertools import count, islice
 from math import inf
 from typing import Any, NamedTuple, TypeAlias
 
 from pdmux_ray.histogram import Histogram
 from pdmux_ray.policy.decisions import LaneUse, StepPlan
+from pdmux_ray.policy.views import Estimate
 from pdmux_ray.types import ONE_PASS_MODES, Mode
 
 KEPT = 32_768  # records: minutes of steps of 20 ms, about 10 MB
@@ -134,31 +137,32 @@ class Timeline:
         self._records.append(Arrival("arrival", next(self._numbers), at_s, request_id, prompt_tokens))
 
     def step(self, plan: StepPlan, begin_s: float, end_s: float, waiting: int) -> None:
+        self.steps(plan, begin_s, (end_s,), (plan.lanes.decode_s if plan.lanes else plan.step_s,), waiting)
+
+    def steps(
+        self, plan: StepPlan, begin_s: float, ends_s: Sequence[float], estimates: Sequence[Estimate | None], waiting: int
+    ) -> None:
+        """`estimates`: of each, aligned with `ends_s`; the plan's own says nothing here."""
         use = plan.lanes
         why = use.why if use else plan.why
-        predicted_s, bound_s = (use.decode_s if use else plan.step_s) or (None, None)
-        self.times.note("mixed" if plan.prefill else "decode", end_s - begin_s, predicted_s)
-        self._records.append(
-            Step(
-                "step",
-                next(self._numbers),
-                begin_s,
-                end_s,
-                plan.reason.value,
-                use.mode.value if use else self._one_pass,
-                why.value if why else None,
-                use.split.prefill_units if use else self.units,
-                use.split.decode_units if use else self.units,
-                len(plan.decode),
-                sum(chunk.tokens for chunk in plan.prefill),
-                waiting,
-                predicted_s,
-                bound_s,
-                plan.steps,
-                plan.burst.value if plan.burst else None,
-                use.wait_s if use else 0.0,
-            )
+        kind = "mixed" if plan.prefill else "decode"
+        about = (
+            plan.reason.value,
+            use.mode.value if use else self._one_pass,
+            why.value if why else None,
+            use.split.prefill_units if use else self.units,
+            use.split.decode_units if use else self.units,
+            len(plan.decode),
+            sum([chunk.tokens for chunk in plan.prefill]),
+            waiting,
         )
+        after = (plan.steps, plan.burst.value if plan.burst else None, use.wait_s if use else 0.0)
+        note, append, numbers = self.times.note, self._records.append, self._numbers
+        for end_s, estimate in zip(ends_s, estimates, strict=True):
+            predicted_s, bound_s = estimate or (None, None)
+            note(kind, end_s - begin_s, predicted_s)
+            append(Step("step", next(numbers), begin_s, end_s, *about, predicted_s, bound_s, *after))
+            begin_s = end_s
 
     def block(self, use: LaneUse, job_id: int, first_layer: int, tokens: int, begin_s: float, end_s: float) -> None:
         """`use`: of the step that launched it; it has a block. `tokens`: of the job, which each layer computes."""

@@ -20,9 +20,9 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
-from pdmux_ray.latency.model import Cell, FittedCosts, size_of
+from pdmux_ray.latency.model import Cell, FittedCosts, part_of, size_of
 from pdmux_ray.policy.views import CostModel, Estimate, Piece
 
 WIDEN = 0.12  # of the log of the guard, for a time above the bound
@@ -38,6 +38,7 @@ TELLING = 100.0  # times of a cell after which its guard is half its own, and ha
 FORGET = 500.0  # times of others, after which a part of 1 / e is left of what sets a cell apart
 DRIFT = math.log(1.3)  # a mean so far from the profile is a drift
 DRIFT_AFTER = 50  # times of a cell
+_LEAST_LOG = math.log(LEAST_GUARD)
 CALM = DRIFT / 2  # and back under this is none any more
 DRIFT_WIDENING = math.log(1.15)  # once: what the guard adapts to after that is told by the times
 
@@ -63,26 +64,26 @@ class _State:
 
     def now(self, parent: _Now, times: int) -> _Now:
         """After so many times of any cell. Its guard counts as far as it has had enough of them to tell a 99 % quantile by."""
+        mean, guard = parent
         kept = self._kept(times)
         told = kept * self.seen / (self.seen + TELLING)
-        return _Now(parent.mean + kept * (self.mean - parent.mean), parent.guard + told * (self.guard - parent.guard))
+        return mean + kept * (self.mean - mean), guard + told * (self.guard - guard)
 
     def fade(self, parent: _Now, times: int) -> None:
         """Before it learns again."""
-        kept = self._kept(times)
-        self.mean = parent.mean + kept * (self.mean - parent.mean)
-        self.guard = parent.guard + kept * (self.guard - parent.guard)
+        (mean, guard), kept = parent, self._kept(times)
+        self.mean = mean + kept * (self.mean - mean)
+        self.guard = guard + kept * (self.guard - guard)
+
+    def fades(self, times: int) -> bool:
+        return times - self.last > FEW
 
     def _kept(self, times: int) -> float:
         others = times - self.last
         return 1.0 if others <= FEW else math.exp(-others / FORGET)
 
 
-class _Now(NamedTuple):
-    """Of a cell: by what its prediction and its bound are corrected."""
-
-    mean: float
-    guard: float
+_Now: TypeAlias = tuple[float, float]  # mean and guard, by which prediction and bound of a cell are corrected
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,13 +135,15 @@ class CorrectedCosts:
         self._parts: dict[tuple[str, int, int], _State] = {}  # all sizes together: where a new cell begins
         self._all = _State()  # all kinds together: where a new part begins
         self._observed = self._exceeded = 0
+        self._factors_now: dict[tuple[str, int, int, int], tuple[float, float]] = {}  # since something was learned last
+        self._decoded: tuple[tuple[int, int, int, int], Estimate] | None = None  # what the profile was asked last
 
     @property
     def switch_s(self) -> float:
         return self._base.switch_s
 
     def decode(self, batch: int, context_tokens: int, units: int, prefill_units: int) -> Estimate:
-        return self._corrected("decode", units, prefill_units, self._base.decode(batch, context_tokens, units, prefill_units))
+        return self._corrected("decode", units, prefill_units, self._decode((batch, context_tokens, units, prefill_units)))
 
     def prefill(self, pieces: Sequence[Piece], layers: int, units: int, decode_units: int, last: bool) -> Estimate:
         return self._corrected("prefill", units, decode_units, self._base.prefill(pieces, layers, units, decode_units, last))
@@ -149,7 +152,7 @@ class CorrectedCosts:
         return self._corrected("mixed", units, 0, self._base.mixed(batch, context_tokens, pieces, units))
 
     def observe_decode(self, batch: int, context_tokens: int, units: int, prefill_units: int, seconds: float) -> None:
-        self._learn("decode", units, prefill_units, self._base.decode(batch, context_tokens, units, prefill_units), seconds)
+        self._learn("decode", units, prefill_units, self._decode((batch, context_tokens, units, prefill_units)), seconds)
 
     def observe_prefill(
         self, pieces: Sequence[Piece], layers: int, units: int, decode_units: int, last: bool, seconds: float
@@ -167,29 +170,44 @@ class CorrectedCosts:
 
     def lessons(self) -> list[Lesson]:
         """All that it has learned, as it would predict by it now. From any thread."""
-        parts = [(*part, None) for part in list(self._parts)]
-        cells = [tuple(cell) for cell in list(self._cells)]
-        return [self._lesson(*where) for where in (*parts, *cells)]
+        parts = [self._lesson(*part, None) for part in list(self._parts)]
+        return [*parts, *(self._lesson(*cell) for cell in list(self._cells))]
 
     def _lesson(self, kind: str, units: int, beside: int, size: int | None) -> Lesson:
         part = self._parts[kind, units, beside]
         if size is None:
-            return Lesson(kind, units, beside, None, math.exp(part.now(self._everybody(), self._all.seen).mean), part.seen)
+            return Lesson(kind, units, beside, None, math.exp(part.now(self._everybody(), self._all.seen)[0]), part.seen)
         cell = Cell(kind, units, beside, size)
-        return Lesson(*cell, math.exp(self._now(cell).mean), self._cells[cell].seen)
+        return Lesson(*cell, math.exp(self._now(cell)[0]), self._cells[cell].seen)
 
     def _factors(self) -> dict[str, tuple[float, float]]:
         units = self._base.parameters.units
         measured = [(kind, part) for kind in KINDS if (part := self._parts.get((kind, units, 0)))]
         found = {kind: part.now(self._everybody(), self._all.seen) for kind, part in measured}
-        return {kind: (math.exp(now.mean), math.exp(now.mean + now.guard)) for kind, now in found.items()}
+        return {kind: (math.exp(mean), math.exp(mean + guard)) for kind, (mean, guard) in found.items()}
 
     def _corrected(self, kind: str, units: int, beside: int, base: Estimate) -> Estimate:
         predicted_s, bound_s = base
-        mean, guard = self._now((kind, units, beside, size_of(predicted_s)))
-        factor = math.exp(mean)
-        least_s = min(LEAST_GUARD * predicted_s, bound_s) * factor
-        return Estimate(predicted_s * factor, max(bound_s * math.exp(mean + guard), least_s))
+        cell = (kind, units, beside, size_of(predicted_s))
+        factor, widened = self._factors_now.get(cell) or self._factors_of(cell)
+        least_s = LEAST_GUARD * predicted_s
+        least_s = (bound_s if bound_s < least_s else least_s) * factor
+        widened_s = bound_s * widened
+        return Estimate(predicted_s * factor, least_s if widened_s < least_s else widened_s)
+
+    def _decode(self, asked: tuple[int, int, int, int]) -> Estimate:
+        """What the profile says of a step: often asked twice, when it is planned and when it has been taken."""
+        last = self._decoded
+        if last is None or last[0] != asked:
+            self._decoded = last = (asked, self._base.decode(*asked))
+        return last[1]
+
+    def _factors_of(self, cell: tuple[str, int, int, int]) -> tuple[float, float]:
+        """On a prediction and on its bound; remembered until something is learned."""
+        remembered = self._factors_now
+        mean, guard = self._now(cell)
+        remembered[cell] = factors = (math.exp(mean), math.exp(mean + guard))
+        return factors
 
     def _now(self, cell: tuple[str, int, int, int]) -> _Now:
         """Of a `Cell`, or a tuple that is equal to one and sooner made."""
@@ -200,26 +218,33 @@ class CorrectedCosts:
         return found
 
     def _everybody(self) -> _Now:
-        return _Now(self._all.mean, self._all.guard)
+        return self._all.mean, self._all.guard
 
     def _learn(self, kind: str, units: int, beside: int, base: Estimate, seconds: float) -> None:
-        part = self._parts.setdefault((kind, units, beside), self._all.child())
-        cell = Cell(kind, units, beside, size_of(base.predicted_s))
-        state = self._cells.get(cell)
+        part = self._parts.get((kind, units, beside))
+        if part is None:
+            part = self._parts[kind, units, beside] = self._all.child()
+        cell = (kind, units, beside, size_of(base.predicted_s))
+        state = self._cells.get(cell)  # type: ignore[call-overload]
         if state is None:
-            state = self._cells[cell] = part.child()
+            state = self._cells[Cell(*cell)] = part.child()
+            self._factors_now = {}
         self._observed += 1
         self._exceeded += seconds > self._corrected(kind, units, beside, base).bound_s
         times = self._all.seen
-        state.fade(part.now(self._everybody(), times), times)
-        part.fade(self._everybody(), times)
+        if state.fades(times):
+            state.fade(part.now(self._everybody(), times), times)
+        if part.fades(times):
+            part.fade(self._everybody(), times)
         distance = math.log(max(seconds, 1e-9) / base.predicted_s)
+        profiled = math.log(base.bound_s / base.predicted_s)
         for one in (self._all, part, state):
-            _update(one, distance, base)
+            _update(one, distance, profiled)
             one.last = self._all.seen
-        self._watch(cell, state)
+        self._watch(state, kind, units, beside)
+        self._factors_now = {}
 
-    def _watch(self, cell: Cell, state: _State) -> None:
+    def _watch(self, state: _State, kind: str, units: int, beside: int) -> None:
         far = abs(state.mean)
         if state.seen < DRIFT_AFTER or not (far > DRIFT or (state.drifting and far > CALM)):
             state.drifting = False
@@ -233,7 +258,7 @@ class CorrectedCosts:
             log.warning(
                 "latency drift: %s takes %.2f times what the profile says; predictions are corrected and their bounds widened. "
                 "If it stays, something else uses the device, or the profile is old: run `pdmux profile` again",
-                cell.part,
+                part_of(kind, units, beside),
                 math.exp(state.mean),
             )
 
@@ -265,13 +290,13 @@ class ToldCosts:
         return Estimate(predicted_s * self.prediction_factor.get(kind, 1.0), bound_s * self.bound_factor.get(kind, 1.0))
 
 
-def _update(state: _State, distance: float, base: Estimate) -> None:
-    """`distance`: log(measured / predicted), before any correction."""
-    profiled = math.log(base.bound_s / base.predicted_s)
-    over = distance - state.mean > profiled + state.guard
-    narrowest = min(0.0, math.log(LEAST_GUARD) - profiled)
-    state.guard = min(max(state.guard + (WIDEN if over else -NARROW), narrowest), WIDEST)
+def _update(state: _State, distance: float, profiled: float) -> None:
+    """`distance`: log(measured / predicted), before any correction; `profiled`: log(bound / predicted), likewise."""
+    off = distance - state.mean
+    narrowest = _LEAST_LOG - profiled if profiled > _LEAST_LOG else 0.0
+    guard = state.guard + (WIDEN if off > profiled + state.guard else -NARROW)
+    state.guard = narrowest if guard < narrowest else WIDEST if guard > WIDEST else guard
     state.seen += 1
-    weight = max(LEARN, 1 / (LEARN_FIRST + state.seen))
-    clip = max(CLIP, LEARN_FIRST / (LEARN_FIRST + state.seen))
-    state.mean += weight * min(max(distance - state.mean, -clip), clip)
+    first = 1 / (LEARN_FIRST + state.seen)
+    clip = LEARN_FIRST * first if LEARN_FIRST * first > CLIP else CLIP
+    state.mean += (first if first > LEARN else LEARN) * (clip if off > clip else -clip if off < -clip else off)

@@ -17,6 +17,7 @@ promised, because two threads on a core wait for each other.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -99,10 +100,7 @@ def part_of(kind: str, units: int, beside: int) -> str:
 
 
 def size_of(predicted_s: float) -> int:
-    size = 0
-    for limit_s in SIZES_S:
-        size += predicted_s >= limit_s
-    return size
+    return bisect_right(SIZES_S, predicted_s)
 
 
 def bandwidth_at(table: Sequence[tuple[int, float]], units: int) -> float:
@@ -139,6 +137,7 @@ class _Decode(NamedTuple):
     context_s: float
     batch: Curve
     guards: _Guards
+    batches: dict[int, float]  # what `batch` has said
 
 
 class _Prefill(NamedTuple):
@@ -153,6 +152,14 @@ class _Prefill(NamedTuple):
     guards: _Guards
 
 
+class _Layer(NamedTuple):
+    """One layer of a prefill: who looks for the most layers that keep an objective asks about the same one again and again."""
+
+    row: _Prefill | None
+    pieces: Sequence[Piece]
+    layer_s: float
+
+
 class FittedCosts:
     """A `CostModel` of measured parameters. A prediction takes microseconds; rows of terms are made on first use.
 
@@ -163,6 +170,7 @@ class FittedCosts:
         self.parameters = parameters
         self._decode: dict[tuple[int, int], _Decode] = {}
         self._prefill: dict[tuple[int, int], _Prefill] = {}
+        self._layer = _Layer(None, [], 0.0)  # asked for last
         self._pass_s, self._own_s, self._cross_s, self._reused_s, self._context_s, self._rows_s, *slopes = parameters.mixed
         self._mixed_tokens = Curve(TOKEN_KNOTS, slopes)
         self._mixed_guards = self._guards("mixed", parameters.units, 0)
@@ -173,14 +181,17 @@ class FittedCosts:
 
     def decode(self, batch: int, context_tokens: int, units: int, prefill_units: int) -> Estimate:
         row = self._decode.get((units, prefill_units)) or self._decode_row(units, prefill_units)
-        return _estimate(row.weights_s + row.context_s * context_tokens + row.batch(batch), row.guards)
+        batch_s = row.batches.get(batch)
+        if batch_s is None:
+            batch_s = row.batches[batch] = row.batch(batch)
+        return _estimate(row.weights_s + row.context_s * context_tokens + batch_s, row.guards)
 
     def prefill(self, pieces: Sequence[Piece], layers: int, units: int, decode_units: int, last: bool) -> Estimate:
         row = self._prefill.get((units, decode_units)) or self._prefill_row(units, decode_units)
-        tokens, own, cross, reused = pairs(pieces)
-        layer_s = row.layer_s + row.own_s * own + row.cross_s * cross + row.reused_s * reused
-        layer_s += row.pieces_s * len(pieces) + row.tokens(tokens)
-        return _estimate(row.launch_s + layers * layer_s + (row.head_s if last else 0.0), row.guards)
+        asked = self._layer
+        if asked.row is not row or asked.pieces != pieces:
+            self._layer = asked = _Layer(row, [*pieces], _layer_s(row, pieces))
+        return _estimate(row.launch_s + layers * asked.layer_s + (row.head_s if last else 0.0), row.guards)
 
     def mixed(self, batch: int, context_tokens: int, pieces: Sequence[Piece], units: int) -> Estimate:
         if units != self.parameters.units:
@@ -193,7 +204,7 @@ class FittedCosts:
     def _decode_row(self, units: int, beside: int) -> _Decode:
         lane = self.parameters.decode
         weights, context, *batch = self._stretched(lane, units, beside)
-        row = _Decode(lane.fixed_s + weights, context, Curve(BATCH_KNOTS, batch), self._guards("decode", units, beside))
+        row = _Decode(lane.fixed_s + weights, context, Curve(BATCH_KNOTS, batch), self._guards("decode", units, beside), {})
         self._decode[units, beside] = row
         return row
 
@@ -227,7 +238,14 @@ class FittedCosts:
         return tuple(zip(guards, highest, strict=True))
 
 
+def _layer_s(row: _Prefill, pieces: Sequence[Piece]) -> float:
+    tokens, own, cross, reused = pairs(pieces)
+    layer_s = row.layer_s + row.own_s * own + row.cross_s * cross + row.reused_s * reused
+    return layer_s + (row.pieces_s * len(pieces) + row.tokens(tokens))
+
+
 def _estimate(seconds: float, guards: _Guards) -> Estimate:
     predicted_s = seconds if seconds > LEAST_S else LEAST_S
-    guard, least_s = guards[size_of(predicted_s)]
-    return Estimate(predicted_s, max(predicted_s * guard, least_s))
+    guard, least_s = guards[bisect_right(SIZES_S, predicted_s)]
+    bound_s = predicted_s * guard
+    return Estimate(predicted_s, least_s if bound_s < least_s else bound_s)

@@ -52,6 +52,10 @@ class Lifeline:
             token_s.extend([now_s] * count)
         return gap_s if gap_s > 0 else None
 
+    def tokens_came(self, token_s: array[float]) -> None:
+        """Notes a token at each of these times, ascending, none before those that it knows."""
+        self.token_s.extend(token_s)
+
     def complete(self, now_s: float, finish_reason: str) -> None:
         """Notes that the server says it is done, once all its tokens are noted."""
         self.ended_s = now_s

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from pdmux_ray.policy.decisions import Chunk, StepPlan, StepReason
-from pdmux_ray.policy.views import EngineView, PrefixHit, RequestView
+from pdmux_ray.policy.views import EngineView, LengthsView, PrefixHit, RequestView
 from pdmux_ray.types import Mode
 
 
@@ -129,14 +129,10 @@ class Room:
         return None
 
 
-def pages_to_grow(decoding: Sequence[RequestView], page_size: int, steps: int = 1) -> int:
+def pages_to_grow(decoding: Sequence[LengthsView], page_size: int, steps: int = 1) -> int:
     """How many pages the next `steps` tokens of all these take."""
-    pages = 0
-    for request in decoding:
-        missing = request.known_tokens + steps - 1 - request.held_pages * page_size
-        if missing > 0:
-            pages += -(-missing // page_size)
-    return pages
+    missing = [request.known_tokens + steps - 1 - request.held_pages * page_size for request in decoding]
+    return sum([-(-tokens // page_size) for tokens in missing if tokens > 0])
 
 
 def preempt(view: EngineView, holders: Iterable[RequestView]) -> list[RequestView]:

@@ -17,6 +17,8 @@ MOST_SHARED = 16  # requests of one job: each one more is predicted together wit
 
 def choose_work(step: LaneStep) -> tuple[Work | None, StepReason | None]:
     """The work, and why nobody new could start when the most urgent one could not. Without predictions nobody is overtaken."""
+    if not (step.jobs or step.startable):
+        return None, None
     view, limits, pace, room = step.view, step.limits, step.deciding_pace, step.room()
     resting = resting_order(view, step.jobs, limits.patience_s, pace)
     if resting:

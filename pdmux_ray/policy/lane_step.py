@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -62,7 +62,7 @@ def lane_step(view: LanesView, limits: LaneLimits, costs: CostModel | None) -> L
         startable.extend(view.waiting)
     places = limits.max_batch - len(decoding) - len(prefilling) - len(view.transferring)
     decodes = Decodes(len(decoding), sum([request.known_tokens for request in decoding]))
-    pace = None if costs is None else _pace(view, limits, costs, decodes)
+    pace = None if costs is None else _LazyPace(partial(_pace, view, limits, costs, decodes))
     return LaneStep(view, limits, costs, decoding, preempted, jobs, startable, free_pages, places, decodes, pace)
 
 
@@ -75,6 +75,21 @@ def _preemptible(view: LanesView) -> list[RequestView]:
     """All but those whose pages a block in flight is writing."""
     written = {request.request_id for job in view.jobs if job.in_flight for request in job.requests}
     return [request for request in [*view.decoding, *view.prefilling] if request.request_id not in written]
+
+
+class _LazyPace:
+    """One that is found when somebody asks: most steps prefill nobody anew."""
+
+    __slots__ = ("_find", "_found")
+
+    def __init__(self, find: Callable[[], Pace]) -> None:
+        self._find = find
+        self._found: Pace | None = None
+
+    def __call__(self, pieces: Sequence[Piece], layers: int) -> float:
+        if self._found is None:
+            self._found = self._find()
+        return self._found(pieces, layers)
 
 
 def _pace(view: LanesView, limits: LaneLimits, costs: CostModel, decodes: Decodes) -> Pace:

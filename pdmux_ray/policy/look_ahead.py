@@ -6,18 +6,21 @@ is computed for a request after its last token is for nothing.
 
 Beside a block of a prefill nobody can begin before the block ends, so a burst until then makes nobody wait. Most blocks are as
 long as one step, and leave no room for more: longer ones would let no prompt begin or overtake for as long.
+
+`steps_alike` is about something else: steps that are planned one by one, and which a simulator may take at once.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from pdmux_ray.policy.batching import pages_to_grow
 from pdmux_ray.policy.decisions import BurstReason
 from pdmux_ray.policy.lane_step import LaneStep
 from pdmux_ray.policy.sharing import largest_that_fits
-from pdmux_ray.policy.views import Estimate, RequestView
+from pdmux_ray.policy.views import EngineView, Estimate, RequestView
 
 
 def plan_burst(step: LaneStep, step_s: Estimate | None, beside_s: float | None = None) -> tuple[int, BurstReason | None]:
@@ -63,3 +66,32 @@ def _steps_to_first_end(decoding: Sequence[RequestView], now: float, step_s: flo
 def _steps_within(seconds: float, step_s: float) -> int:
     """At least one; very many when there is no end."""
     return max(int(min(seconds / step_s, 2**31)), 1)
+
+
+class Alike(NamedTuple):
+    """So many steps, each of which begins before then, on the engine's clock."""
+
+    steps: int
+    before_s: float
+
+
+NONE_ALIKE = Alike(0, -math.inf)
+
+
+def steps_alike(view: EngineView) -> Alike:
+    """After a step in which all who decode now decoded, and nothing else was done: how many more are certain to be planned like
+    it, with contexts a token longer each, unless something comes. By `plan_step`, and by `plan_lanes` while there is no job.
+
+    Until somebody may end, by a token, a length or a deadline, or pages would have to be taken from somebody.
+    """
+    decoding = view.decoding
+    if not decoding or view.waiting or view.prefilling or view.transferring:
+        return NONE_ALIKE
+    if any([request.stops_early or request.host_sampled for request in decoding]):
+        return NONE_ALIKE
+    steps = min([request.left_tokens for request in decoding]) - 1
+    before_s = min([math.inf if request.deadline_s is None else request.deadline_s for request in decoding])
+    if steps > 0 and pages_to_grow(decoding, view.page_size, steps) > view.free_pages:
+        steps = largest_that_fits(lambda steps: pages_to_grow(decoding, view.page_size, steps) <= view.free_pages, steps)
+        steps -= pages_to_grow(decoding, view.page_size, steps) > view.free_pages  # not even one
+    return Alike(steps, before_s)

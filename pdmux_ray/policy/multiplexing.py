@@ -23,7 +23,7 @@ from pdmux_ray.policy.lane_step import LaneStep, lane_step, mode_in_force
 from pdmux_ray.policy.look_ahead import plan_burst
 from pdmux_ray.policy.mode_choice import Need, choose_way
 from pdmux_ray.policy.sharing import Way, Work, beside, chunked, largest_that_fits, time_shared, wait_s
-from pdmux_ray.policy.views import CostModel, LanesView
+from pdmux_ray.policy.views import CostModel, Estimate, LanesView
 from pdmux_ray.types import Mode, Split
 
 LANE_MODES = (Mode.SPLIT, Mode.CAPPED, Mode.TIME_SHARED)
@@ -67,8 +67,8 @@ def plan_lanes(view: LanesView, limits: LaneLimits, costs: CostModel | None) -> 
     way, why, room_s = _choose(step, work, costs)
     if way.mode is Mode.CHUNKED:
         return _chunk(step, why, room_s)
-    use = LaneUse(way.mode, way.split, why, work.block(way.layers), way.decode_s, way.block_s)
-    return _both(step, _patient(step, use))
+    patience_s = _patience_s(step, way.mode, way.decode_s)
+    return _both(step, LaneUse(way.mode, way.split, why, work.block(way.layers), way.decode_s, way.block_s, patience_s))
 
 
 def _both(step: LaneStep, use: LaneUse) -> StepPlan:
@@ -160,21 +160,21 @@ def _ruled_use(step: LaneStep, work: Work) -> LaneUse:
 def _hold(step: LaneStep) -> StepPlan:
     """A block is in flight."""
     mode, split = step.view.mode, step.view.split
-    use = LaneUse(mode, split, ModeReason.HELD)
     waits = not split.decode_units or mode is Mode.TIME_SHARED
-    if step.decoding and not waits:
-        if step.costs is not None:
-            use = replace(use, decode_s=step.costs.decode(*step.decodes, split.decode_units, split.prefill_units))
-            use = _patient(step, use)
-        return _both(step, use)
-    return replace(_plan(step, StepReason.LANES_PREFILL, use), decode=())
+    if not step.decoding or waits:
+        return replace(_plan(step, StepReason.LANES_PREFILL, LaneUse(mode, split, ModeReason.HELD)), decode=())
+    decode_s = None
+    if step.costs is not None:
+        decode_s = step.costs.decode(*step.decodes, split.decode_units, split.prefill_units)
+    use = LaneUse(mode, split, ModeReason.HELD, None, decode_s, None, _patience_s(step, mode, decode_s))
+    return _both(step, use)
 
 
-def _patient(step: LaneStep, use: LaneUse) -> LaneUse:
-    """With the time that the step may wait for its block. A published rule does not wait."""
-    if use.mode is Mode.TIME_SHARED or use.decode_s is None or step.limits.rule is not None:
-        return use
-    return replace(use, wait_s=wait_s(use.decode_s, step.limits.itl_s))
+def _patience_s(step: LaneStep, mode: Mode, decode_s: Estimate | None) -> float:
+    """How long the step may wait for its block. A published rule does not wait."""
+    if mode is Mode.TIME_SHARED or decode_s is None or step.limits.rule is not None:
+        return 0.0
+    return wait_s(decode_s, step.limits.itl_s)
 
 
 def _prefill_alone(step: LaneStep, work: Work) -> StepPlan:
@@ -185,8 +185,9 @@ def _prefill_alone(step: LaneStep, work: Work) -> StepPlan:
         layers = min(limits.rule.choose(0, work.new_tokens, view.layers)[1], left)
     else:
         assert costs is not None
+        guess = left * limits.idle_block_s / costs.prefill(work.pieces, left, units, 0, last=True).predicted_s
         layers = largest_that_fits(
-            lambda n: costs.prefill(work.pieces, n, units, 0, last=n == left).predicted_s <= limits.idle_block_s, left
+            lambda n: costs.prefill(work.pieces, n, units, 0, last=n == left).predicted_s <= limits.idle_block_s, left, guess
         )
     block_s = None if costs is None else costs.prefill(work.pieces, layers, units, 0, last=layers == left)
     use = LaneUse(_lane_mode(step), Split(units, 0), ModeReason.NO_DECODE, work.block(layers), None, block_s)
@@ -205,7 +206,7 @@ def _decode_alone(step: LaneStep, blocked: StepReason | None) -> StepPlan:
     else:
         plan = _plan(step, reason, LaneUse(_lane_mode(step), Split(0, units), ModeReason.NO_PREFILL, None, decode_s))
     steps, burst = plan_burst(step, decode_s)
-    return replace(plan, steps=steps, burst=burst)
+    return plan if burst is None else replace(plan, steps=steps, burst=burst)
 
 
 def _chunk(step: LaneStep, why: ModeReason, room_s: float) -> StepPlan:

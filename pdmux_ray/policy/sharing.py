@@ -86,19 +86,23 @@ def capped_splits(view: LanesView) -> list[Split]:
     return [Split(split.prefill_units, view.units) for split in view.splits]
 
 
-def largest_that_fits(fits: Callable[[int], bool], high: int) -> int:
-    """The largest number of 1 .. `high` that fits, if smaller ones fit, too; 1 when none does.
+def largest_that_fits(fits: Callable[[int], bool], high: int, guess: float | None = None) -> int:
+    """The largest number of 1 .. `high` that fits, if smaller ones fit, too; 1 when none does. A good `guess` saves questions.
 
     Where a smaller one does not fit (`latency.correction` may say so for a while), it is one that fits, but perhaps not the
     largest: a block or chunk is shorter than it might be, and keeps its bound.
     """
     low = 1
+    middle = (high + 2) // 2 if guess is None else min(max(math.floor(min(guess, high)), 2), high)
+    near = guess is not None  # what comes next to a guess is asked after it
     while low < high:
-        middle = (low + high + 1) // 2
         if fits(middle):
             low = middle
+            middle = low + 1 if near else (low + high + 1) // 2
         else:
             high = middle - 1
+            middle = max(high, 2) if near else (low + high + 1) // 2
+        near = False
     return low
 
 
@@ -114,7 +118,8 @@ def fill(block_s: Callable[[int], float], layers_left: int, step_s: float, late_
     best, best_steps, best_filled = 1, 0.0, 0.0
     for steps in range(1, MOST_STEPS + 1):
         room_s = steps * step_s / SLIP
-        layers = largest_that_fits(lambda layers: block_s(layers) <= room_s, layers_left)  # noqa: B023 - called at once
+        guess = layers_left * room_s / whole_s
+        layers = largest_that_fits(lambda layers: block_s(layers) <= room_s, layers_left, guess)  # noqa: B023 - called at once
         took_s = block_s(layers)
         if took_s > room_s:
             continue
@@ -131,10 +136,14 @@ def beside(costs: CostModel, view: LanesView, decodes: Decodes, work: Work, mode
     """SPLIT or CAPPED: decodes and block at once, with as many layers as fill the decode step."""
     splits = view.splits if mode is Mode.SPLIT else capped_splits(view)
     split, step_s = fewest_units(costs, decodes, splits, itl_s)
-    left = view.layers - work.layers_done
+    left, seen = view.layers - work.layers_done, dict[int, Estimate]()
 
     def block(layers: int) -> Estimate:
-        return costs.prefill(work.pieces, layers, split.prefill_units, split.decode_units, last=layers == left)
+        found = seen.get(layers)
+        if found is None:
+            units, beside = split.prefill_units, split.decode_units
+            found = seen[layers] = costs.prefill(work.pieces, layers, units, beside, last=layers == left)
+        return found
 
     layers, steps = fill(lambda layers: block(layers).predicted_s, left, step_s.predicted_s, wait_s(step_s, itl_s))
     block_s = block(layers)
@@ -157,12 +166,13 @@ def time_shared(costs: CostModel, view: LanesView, decodes: Decodes, work: Work,
     def block(layers: int) -> Estimate:
         return costs.prefill(work.pieces, layers, units, 0, last=layers == left)
 
-    layers = (
-        left if itl_s == math.inf else largest_that_fits(lambda layers: step_s.bound_s + block(layers).bound_s <= itl_s, left)
-    )
+    whole_s, layers = block(left), left
+    if itl_s < math.inf:
+        guess = left * (itl_s - step_s.bound_s) / whole_s.bound_s
+        layers = largest_that_fits(lambda layers: step_s.bound_s + block(layers).bound_s <= itl_s, left, guess)
     block_s = block(layers)
     gap_s = Estimate(step_s.predicted_s + block_s.predicted_s, step_s.bound_s + block_s.bound_s)
-    finish_s = -(-left // layers) * step_s.predicted_s + block(left).predicted_s
+    finish_s = -(-left // layers) * step_s.predicted_s + whole_s.predicted_s
     return Way(Mode.TIME_SHARED, Split(units, units), layers, gap_s, finish_s, step_s, block_s)
 
 

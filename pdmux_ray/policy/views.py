@@ -9,7 +9,18 @@ from typing import NamedTuple, Protocol, runtime_checkable
 from pdmux_ray.types import Mode, Role, Split
 
 
-class RequestView(Protocol):
+class LengthsView(Protocol):
+    """How long a request is, and how much room it has. In tokens and pages."""
+
+    @property
+    def known_tokens(self) -> int:
+        """Prompt plus generated so far."""
+
+    @property
+    def held_pages(self) -> int: ...
+
+
+class RequestView(LengthsView, Protocol):
     """A request as a policy sees it. Lengths in tokens."""
 
     @property
@@ -20,15 +31,8 @@ class RequestView(Protocol):
         """Order of arrival: smaller is older. Kept through preemptions."""
 
     @property
-    def known_tokens(self) -> int:
-        """Prompt plus generated so far."""
-
-    @property
     def computed_tokens(self) -> int:
         """Tokens whose KV is in the request's pages. Always < known_tokens."""
-
-    @property
-    def held_pages(self) -> int: ...
 
     @property
     def ttft_deadline_s(self) -> float:
@@ -57,6 +61,10 @@ class RequestView(Protocol):
     @property
     def host_sampled(self) -> bool:
         """See `types.SamplingParams`."""
+
+    @property
+    def stops_early(self) -> bool:
+        """Some tokens end it, whatever `left_tokens` says."""
 
 
 class PrefixHit(Protocol):

@@ -11,7 +11,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
 
-from pdmux_ray.engine.pages import ROOT_DIGEST, page_digest
+from pdmux_ray.engine.pages import prompt_digests
 
 
 class PrefixIndex:
@@ -25,10 +25,7 @@ class PrefixIndex:
 
     def pages(self, prompt: Sequence[int]) -> list[bytes]:
         """A digest of each full page before the last token, over all tokens up to its end."""
-        digests, size = [ROOT_DIGEST], self._page_size
-        for start in range(0, (len(prompt) - 1) // size * size, size):
-            digests.append(page_digest(digests[-1], prompt[start : start + size]))
-        return digests[1:]
+        return prompt_digests(prompt, self._page_size)[: (len(prompt) - 1) // self._page_size]
 
     def cached(self, pages: Sequence[bytes], now: float) -> dict[str, int]:
         """Instance id -> leading tokens that it is thought to have; without those that have none."""

@@ -89,6 +89,7 @@ class Router:
             math.inf if objectives.ttft_s is None else objectives.ttft_s, objectives.ttft_s_per_token
         )
         self._settings = settings
+        self._predicts = settings.disaggregated and settings.routing.policy == "predict"
         self._model = model or model_of(engine)
         self._index = PrefixIndex(engine.page_size, PREFIX_LIFETIME_S)
         self._clock = clock
@@ -135,7 +136,7 @@ class Router:
         )
 
     def _costs(self, candidates: Mapping[str, Candidate]) -> dict[str, InstanceCosts]:
-        if self._model is None:
+        if self._model is None or not self._predicts:
             return {}
         return {
             name: InstanceCosts(as_told(self._model, each.figures), device.layers, device.units, device.one_pass_tokens)

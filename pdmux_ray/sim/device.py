@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from random import Random
 from typing import Protocol
 
@@ -11,8 +13,11 @@ from kv_transfer.layout import KVLayout
 from pdmux_ray.clock import Clock
 from pdmux_ray.engine.runner import GiveUp, PrefillSlice, StepBatch, StepOutput, never
 from pdmux_ray.engine.timed_blocks import TimedBlocks
+from pdmux_ray.policy.look_ahead import Alike
 from pdmux_ray.policy.views import CostModel, Estimate, Piece
 from pdmux_ray.types import Split
+
+TOKEN = 0  # that everyone gets in every step
 
 
 class StepFactors(Protocol):
@@ -74,6 +79,7 @@ class CostDevice:
         self._rng = rng
         self._spread = spread
         self._residuals = model.residuals
+        self._drawn: deque[float] = deque()  # of the steps that come next, as far as `ends_ahead` has looked
         self._output: StepOutput | None = None
         self._ready_s = 0.0
         self._blocks = TimedBlocks(self.layers, self.units, clock, self._block_takes_s)
@@ -83,7 +89,7 @@ class CostDevice:
         if split is None and self._blocks.in_flight:
             raise RuntimeError("a step on every unit was launched while a block is in flight")
         self._ready_s = self._clock.now() + self._step_takes_s(batch, split)
-        self._output = StepOutput([0] * (len(batch.decodes) + sum(piece.sample for piece in batch.prefills)))
+        self._output = StepOutput([TOKEN] * (len(batch.decodes) + sum(piece.sample for piece in batch.prefills)))
 
     def collect(self) -> StepOutput | None:
         output, self._output = self._output, None
@@ -91,6 +97,25 @@ class CostDevice:
             raise RuntimeError("collect was called without a launched step")
         self._clock.sleep(self._ready_s - self._clock.now())
         return output
+
+    def ends_ahead(self, begin_s: float, decodes: int, context_tokens: int, alike: Alike) -> list[float]:
+        """When decode steps by themselves would end that follow one another from `begin_s` on, each with contexts a token
+        longer. Nothing is launched; `passed` is to be told how many of them have come to pass."""
+        ends_s: list[float] = []
+        self._drawn.extend([self._draw() for _ in range(alike.steps - len(self._drawn))])
+        for factor in islice(self._drawn, alike.steps):
+            if begin_s >= alike.before_s:
+                break
+            estimate = self._costs.decode(decodes, context_tokens, self.units, 0)
+            ready_s = begin_s + self._expected_s("decode", self.units, 0, estimate) * factor
+            begin_s += ready_s - begin_s  # as `collect` comes there, to the last bit
+            context_tokens += decodes
+            ends_s.append(begin_s)
+        return ends_s
+
+    def passed(self, steps: int) -> None:
+        for _ in range(steps):
+            self._drawn.popleft()
 
     def open_job(self, job_id: int, slices: Sequence[PrefillSlice]) -> None:
         self._answers[job_id] = sum(piece.sample for piece in slices)
@@ -104,7 +129,7 @@ class CostDevice:
 
     def collect_block(self) -> StepOutput | None:
         ended = self._blocks.collect()
-        return None if ended is None else StepOutput([0] * self._answers.pop(ended))
+        return None if ended is None else StepOutput([TOKEN] * self._answers.pop(ended))
 
     @property
     def block_s(self) -> float:
@@ -131,7 +156,11 @@ class CostDevice:
         return self._took_s("decode", units, beside, self._costs.decode(decodes, context_tokens, units, beside))
 
     def _took_s(self, kind: str, units: int, beside: int, estimate: Estimate) -> float:
-        return estimate.predicted_s * self._slower.of(kind, units, beside, estimate.predicted_s) * self._draw()
+        factor = self._drawn.popleft() if self._drawn else self._draw()
+        return self._expected_s(kind, units, beside, estimate) * factor
+
+    def _expected_s(self, kind: str, units: int, beside: int, estimate: Estimate) -> float:
+        return estimate.predicted_s * self._slower.of(kind, units, beside, estimate.predicted_s)
 
     def _draw(self) -> float:
         if self._residuals:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+from pdmux_ray.engine.pages import Hashed
 from pdmux_ray.errors import PdmuxError
 from pdmux_ray.metrics.lifeline import Lifeline
 from pdmux_ray.policy.decisions import RouteChoice
@@ -13,6 +16,7 @@ from pdmux_ray.serve.known import Promises, Standing, view_of
 from pdmux_ray.serve.router import Candidate, Device, Router
 from pdmux_ray.sim.events import World
 from pdmux_ray.sim.instance import SimInstance
+from pdmux_ray.sim.streak import Streak
 from pdmux_ray.types import FinishReason, Load, NewRequest, Role, SamplingParams, TokenEvent
 from pdmux_ray.workload.requests import PlannedRequest
 
@@ -68,11 +72,23 @@ class SimGateway:
         """News as they leave an instance."""
         self._world.after(self._line_s, partial(self._take, name, load, events))
 
+    def hear_streak(self, name: str, streak: Streak) -> None:
+        """Steps that were alike have ended."""
+        self._world.after(self._line_s, partial(self._take_streak, name, streak))
+
+    def close(self, now: float) -> None:
+        """The simulation ends amid steps that are alike: what they have told so far."""
+        for instance in self._instances.values():
+            instance.settle(math.nextafter(now, math.inf))
+            for streak in instance.untold:
+                self._note_tokens(streak, streak.heard_before(math.nextafter(now, math.inf), self._line_s))
+
     def arrive(self, planned: PlannedRequest) -> None:
         """A request comes. Its prompt is of token ids."""
         now, prompt, asked = self._world.now(), planned.ask.prompt, planned.ask.output_tokens
         assert isinstance(prompt, tuple)
         assert asked is not None
+        prompt = Hashed(prompt)
         choice, tokens = self._router.choose(prompt, self._candidates(), None)
         lifeline = Lifeline(now, now, prompt_tokens=len(prompt), asked_tokens=asked)
         name = str(planned.index)
@@ -92,10 +108,21 @@ class SimGateway:
     def _candidates(self) -> dict[str, Candidate]:
         now, found = self._world.now(), {}
         for name, known in self._known.items():
+            self._catch_up(name, known, now)
             view = view_of(known.standing, known.load, known.load_s, now, known.on_their_way, known.promises)
             pages = known.load.total_pages if known.load else 0
             found[name] = Candidate(view, known.device, pages, dict(self._instances[name].figures))
         return found
+
+    def _catch_up(self, name: str, known: _Known, now: float) -> None:
+        """What has come of steps that are alike, nobody has told."""
+        for streak in reversed(self._instances[name].untold):
+            newest = streak.newest(now, self._line_s)
+            if newest is not None:
+                load, left_s = newest
+                if left_s + self._line_s > known.load_s:
+                    self._learn(known, load, left_s + self._line_s)
+                return
 
     def _submit(self, name: str, new: NewRequest) -> None:
         """At the instance."""
@@ -109,10 +136,24 @@ class SimGateway:
         if refusal is not None:
             self._end(request_id).fail(self._world.now(), str(refusal))
 
-    def _take(self, name: str, load: Load, events: Sequence[TokenEvent]) -> None:
-        known, now = self._known[name], self._world.now()
+    def _take_streak(self, name: str, streak: Streak) -> None:
+        self._instances[name].untold.remove(streak)
+        self._note_tokens(streak, len(streak.ends_s))
+        assert streak.after is not None
+        self._take(name, streak.after, ())
+
+    def _note_tokens(self, streak: Streak, steps: int) -> None:
+        token_s = array("d", [end_s + self._line_s for end_s in streak.ends_s[:steps]])
+        for request_id in streak.requests:
+            self.sent[request_id].lifeline.tokens_came(token_s)
+
+    def _learn(self, known: _Known, load: Load, now: float) -> None:
         known.load, known.load_s = load, now
         known.promises.heard(load.queued_prefill_tokens, now)
+
+    def _take(self, name: str, load: Load, events: Sequence[TokenEvent]) -> None:
+        now = self._world.now()
+        self._learn(self._known[name], load, now)
         for event in events:
             lifeline = self.sent[event.request_id].lifeline
             if event.token is not None:

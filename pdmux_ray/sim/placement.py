@@ -65,6 +65,7 @@ class SimPlacement:
         world.after(self._period_s, self._look)
 
     def _seen(self, rank: int, instance: SimInstance) -> Seen:
+        instance.settle()
         return Seen(
             instance.name,
             rank,

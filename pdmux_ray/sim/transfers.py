@@ -4,16 +4,34 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from kv_transfer.api import Fetch, HandoffId, KvPort, Limits, PortEvent
 from kv_transfer.endpoint import Endpoint
 from kv_transfer.layout import KVLayout
-from kv_transfer.local import LocalNetwork, Weather
+from kv_transfer.local import LocalNetwork, LocalTransport
+from kv_transfer.weather import Weather
 from pdmux_ray.clock import Clock
 from pdmux_ray.sim.events import World
 
 LATENCY_S = 10e-6  # of a message and of a write besides its bytes: aiconfigurator's figure for H200 nodes
+
+
+@dataclass(slots=True)
+class _End:
+    """An endpoint, and when it has something to do unless something comes. Only then is it stepped: others are many."""
+
+    endpoint: Endpoint
+    transport: LocalTransport
+    due_s: float = -math.inf
+
+    def step(self, now: float) -> bool:
+        """Whether there was anything to do."""
+        if self.due_s > now and not self.transport.has_events:
+            return False
+        self.due_s = self.endpoint.step()
+        return True
 
 
 class Transfers:
@@ -22,28 +40,30 @@ class Transfers:
     def __init__(self, world: World, bytes_per_s: float) -> None:
         self.world = world
         self._network = LocalNetwork(world.now, Weather(latency_s=LATENCY_S, bytes_per_s=bytes_per_s))
-        self._endpoints: dict[str, Endpoint] = {}
+        self._ends: dict[str, _End] = {}
         self._due_s = math.inf  # when `look` is planned next
 
     def add(self, name: str, layout: KVLayout, limits: Limits) -> Endpoint:
-        endpoint = Endpoint(self._network.add(name, layout, None), limits, clock=self.world.now)
-        self._endpoints[name] = endpoint
-        return endpoint
+        transport = self._network.add(name, layout, None)
+        self._ends[name] = _End(Endpoint(transport, limits, clock=self.world.now), transport)
+        return self._ends[name].endpoint
 
     def link(self, name: str, peers: Sequence[str]) -> None:
         for peer in peers:
-            self._endpoints[name].connect(peer, peer)
-        self.look()
+            self._ends[name].endpoint.connect(peer, peer)
+        if peers:
+            self.told(name)
 
-    @property
-    def idle(self) -> bool:
-        return all(endpoint.idle for endpoint in self._endpoints.values())
+    def told(self, name: str) -> None:
+        """That endpoint has been told something: does that and what is due, and plans to look again when something else is."""
+        self._ends[name].due_s = -math.inf
+        self._look()
 
-    def look(self) -> None:
-        """Does what is due, and plans to look again when something else is."""
+    def _look(self) -> None:
         now = self.world.now()
-        while (due_s := self._step()) <= now:
+        while self._step(now):
             pass
+        due_s = min(self._network.next_due, *[end.due_s for end in self._ends.values()])
         if due_s < self._due_s:
             self._due_s = due_s
             self.world.at(due_s, partial(self._planned, due_s))
@@ -51,17 +71,21 @@ class Transfers:
     def _planned(self, due_s: float) -> None:
         if due_s == self._due_s:  # else an earlier look has planned another one
             self._due_s = math.inf
-            self.look()
+            self._look()
 
-    def _step(self) -> float:
-        due_s = min(endpoint.step() for endpoint in self._endpoints.values())
-        return min(due_s, self._network.next_due)
+    def _step(self, now: float) -> bool:
+        """Whether anything was done."""
+        with self._network.lock:
+            self._network.deliver()
+        return any([end.step(now) for end in self._ends.values()]) or self._network.next_due <= now
 
 
 class Port(KvPort):
     """An engine's port. What the engine says amid a step, it says at the time that its step has come to: not before."""
 
-    def __init__(self, endpoint: Endpoint, transfers: Transfers, clock: Clock) -> None:
+    def __init__(self, name: str, endpoint: Endpoint, transfers: Transfers, clock: Clock) -> None:
+        """`name`: of the instance."""
+        self._name = name
         self._endpoint = endpoint
         self._transfers = transfers
         self._clock = clock
@@ -97,6 +121,6 @@ class Port(KvPort):
     def _say(self, act: Callable[[], None]) -> None:
         def say() -> None:
             act()
-            self._transfers.look()
+            self._transfers.told(self._name)
 
         self._transfers.world.at(self._clock.now(), say)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 
 from pdmux_ray.errors import ConfigError
+from pdmux_ray.workload.outline import Outline
+from pdmux_ray.workload.prompts import LazyAsks
 from pdmux_ray.workload.requests import Ask, PlannedRequest
 
 _STREAM = 1  # of random numbers; the lengths of a shape have another one, so that the same seed does not tie them together
@@ -40,8 +42,9 @@ class Arrivals:
     def __str__(self) -> str:
         return f"gamma:{self.burstiness:g}" if self.kind == "gamma" else self.kind
 
-    def due_s(self, asks: Sequence[Ask], rate_rps: float, seed: int) -> list[float]:
-        """Seconds from the run's start, one for each ask. Raises ConfigError when the workload has no times of its own."""
+    def due_s(self, asks: Sequence[Ask | Outline], rate_rps: float, seed: int) -> list[float]:
+        """Seconds from the run's start, one for each ask, or outline of one. Raises ConfigError when the workload has no times
+        of its own."""
         if self.kind == "poisson":
             return poisson(len(asks), rate_rps, seed)
         if self.kind == "gamma":
@@ -95,6 +98,24 @@ def plan(asks: Sequence[Ask], due_s: Sequence[float]) -> list[PlannedRequest]:
     if any(after < before for before, after in pairwise(due_s)):
         raise ConfigError("Planned times must ascend.")
     return [PlannedRequest(index, due, ask) for index, (due, ask) in enumerate(zip(due_s, asks, strict=True))]
+
+
+@dataclass(frozen=True, slots=True)
+class LazyPlan:
+    """What `plan` makes, a request at a time: of hours of long prompts only those are in memory that somebody holds."""
+
+    asks: LazyAsks
+    due_s: Sequence[float]  # ascending, aligned
+
+    def __len__(self) -> int:
+        return len(self.due_s)
+
+    def __getitem__(self, index: int, /) -> PlannedRequest:
+        place = range(len(self))[index]
+        return PlannedRequest(place, self.due_s[place], self.asks[place])
+
+    def __iter__(self) -> Iterator[PlannedRequest]:
+        return map(self.__getitem__, range(len(self)))
 
 
 def _span_s(count: int, rate_rps: float) -> float:

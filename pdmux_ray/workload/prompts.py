@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,6 +49,24 @@ class TokenContent:
         places = np.arange(outline.prompt_tokens) - np.repeat(starts, lengths)
         hashes = _mix(np.repeat(keys, lengths) + places.astype(np.uint64))
         return tuple(self._ids[(hashes % np.uint64(len(self._ids))).astype(np.int64)])
+
+
+@dataclass(frozen=True)
+class LazyAsks:
+    """Each is made when it is looked at, from its outline: all that a simulator keeps, at a small part of the memory."""
+
+    outlines: Sequence[Outline]
+    content: TokenContent
+
+    def __len__(self) -> int:
+        return len(self.outlines)
+
+    def __getitem__(self, index: int) -> Ask:
+        outline = self.outlines[index]
+        return Ask(self.content.prompt(outline), outline.output_tokens, outline.trace_s)
+
+    def __iter__(self) -> Iterator[Ask]:
+        return map(self.__getitem__, range(len(self)))
 
 
 def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -23,6 +23,16 @@ class PlannedRequest:
     index: int  # in order of due_s
     due_s: float  # from the run's start
     ask: Ask
+
+
+class Planned(Protocol):
+    """The requests of a run in order. Each may be made when it is looked at: `arrivals.LazyPlan`."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> PlannedRequest: ...
+
+    def __iter__(self) -> Iterator[PlannedRequest]: ...
 
 
 class Workload(Protocol):

@@ -18,7 +18,7 @@ import numpy as np
 from pdmux_ray.errors import ConfigError
 from pdmux_ray.workload.lines import Limits
 from pdmux_ray.workload.outline import Outline, OutlineSource, reusable_fraction
-from pdmux_ray.workload.prompts import PromptFile, TokenContent, read_prompts
+from pdmux_ray.workload.prompts import LazyAsks, PromptFile, TokenContent, read_prompts
 from pdmux_ray.workload.requests import Ask, Workload
 from pdmux_ray.workload.scaling import Scaling
 from pdmux_ray.workload.shapes import SHAPES, fixed
@@ -51,16 +51,20 @@ class TokenWorkload:
 
     def asks(self, count: int, seed: int) -> list[Ask]:
         """Raises ConfigError when there are fewer, or when their prompts are too much for the memory."""
-        content, outlines = TokenContent(self.token_ids, seed, self.name), self.outlines(count, seed)
-        if (tokens := sum(outline.prompt_tokens for outline in outlines)) > MAX_RUN_TOKENS:
+        asks = self.lazily(count, seed)
+        if (tokens := sum(outline.prompt_tokens for outline in asks.outlines)) > MAX_RUN_TOKENS:
             raise ConfigError(
                 f"{count} prompts of {self.name} have {tokens:,} tokens, too many to be kept in memory (at most "
                 f"{MAX_RUN_TOKENS:,}). Ask for fewer requests, or scale the lengths."
             )
-        return [Ask(content.prompt(outline), outline.output_tokens, outline.trace_s) for outline in outlines]
+        return list(asks)
+
+    def lazily(self, count: int, seed: int) -> LazyAsks:
+        """The same ones, for who takes one after the other. Raises ConfigError when there are fewer."""
+        return LazyAsks(self.outlines(count, seed), TokenContent(self.token_ids, seed, self.name))
 
     def outlines(self, count: int, seed: int) -> list[Outline]:
-        """What `asks` fills with content: all that a simulator needs, at a small part of the memory."""
+        """What `asks` fills with content."""
         if count < 1:
             raise ConfigError(f"A workload has at least one request, not {count}.")
         if seed < 0:

@@ -89,7 +89,8 @@ LAW: dict[str, tuple[str, ...]] = {
         *("pdmux_ray.latency.correction", "pdmux_ray.latency.profile", "pdmux_ray.latency.identity"),
         *("pdmux_ray.latency.records", "pdmux_ray.model.context"),  # a profile, and what its model's KV is like
         *("pdmux_ray.metrics", "pdmux_ray.workload", "kv_transfer.api", "kv_transfer.endpoint", "kv_transfer.local"),
-        *("kv_transfer.layout", "pdmux_ray.serve.router", "pdmux_ray.serve.known"),  # what a gateway knows and chooses
+        *("kv_transfer.layout", "kv_transfer.weather"),
+        *("pdmux_ray.serve.router", "pdmux_ray.serve.known"),  # what a gateway knows and chooses
         *("pdmux_ray.serve.placer", "pdmux_ray.serve.sources"),  # and what the placement controller does
     ),
     "pdmux_ray.sim.silicon": (

@@ -13,7 +13,8 @@ import pytest
 from tiny_models import VOCAB, save_tiny
 
 from kv_transfer.endpoint import Endpoint
-from kv_transfer.local import LocalNetwork, Weather
+from kv_transfer.local import LocalNetwork
+from kv_transfer.weather import Weather
 from pdmux_ray.config import EngineConfig
 from pdmux_ray.device.base import limit_spinning
 from pdmux_ray.device.cpu.cores import usable_cores

@@ -46,8 +46,9 @@ class Job:
     sample: Sequence[Ask]
 
     @classmethod
-    def of(cls, args: argparse.Namespace) -> Job:
-        """Raises ConfigError for what is wrong or missing; nothing has been sent then."""
+    def of(cls, args: argparse.Namespace, kept: bool = True) -> Job:
+        """`kept`: a run has all its prompts in memory. Raises ConfigError for what is wrong or missing; nothing has been sent
+        then."""
         levels = args.rates or args.concurrency or []
         for flag, given in (
             ("--workload", args.workload),
@@ -66,10 +67,10 @@ class Job:
         offer = Offer(workload, Arrivals.parse(args.arrivals), args.requests, duration_s, args.warmup, args.seed)
         search = (*args.search, args.tolerance) if args.search else None
         most = max((*levels, *(args.search or ())), key=offer.count)  # what the workload cannot give is told now
-        asks = offer.asks(offer.count(most), most, 0) if args.concurrency else [p.ask for p in offer.planned(most, 0)]
-        body(Target("", "", args.endpoint), asks[0])  # chat takes no token ids
+        sample = _sample(offer, most, bool(args.concurrency), kept)
+        body(Target("", "", args.endpoint), sample[0])  # chat takes no token ids
         description = [*workload.description]
-        if isinstance(asks[0].prompt, str):
+        if isinstance(sample[0].prompt, str):
             description.append(
                 "Every run sends these texts again: a server with a prefix cache knows them from the second run on."
             )
@@ -86,7 +87,7 @@ class Job:
             scaling,
             args.endpoint,
             description,
-            asks[:SAMPLE],
+            sample,
         )
 
     @property
@@ -125,6 +126,14 @@ class Job:
         slo = self.slo.resolve(solo)
         print_line(console, f"SLO: {figures.slo(slo)}")
         return Terms(slo, self.attainment, self.devices), notes
+
+
+def _sample(offer: Offer, most: float, closed: bool, kept: bool) -> list[Ask]:
+    """The first asks of the longest run. Raises ConfigError for what the workload cannot give."""
+    if closed:
+        return offer.asks(offer.count(most), most, 0)[:SAMPLE]
+    planned = offer.planned(most, 0) if kept else offer.coming(most, 0)
+    return [planned[index].ask for index in range(min(SAMPLE, len(planned)))]
 
 
 def connect(url: str, args: argparse.Namespace) -> Target:

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from pdmux_ray.errors import ConfigError
 from pdmux_ray.metrics.goodput import Slo
-from pdmux_ray.workload.arrivals import POISSON, Arrivals, plan
-from pdmux_ray.workload.requests import Ask, PlannedRequest, Workload
+from pdmux_ray.workload.arrivals import POISSON, Arrivals, LazyPlan, plan
+from pdmux_ray.workload.requests import Ask, Planned, PlannedRequest, Workload
+from pdmux_ray.workload.source import TokenWorkload
 
 MAX_REQUESTS = 100_000  # of one run: they are planned ahead and kept in memory
 MAX_DAYS = 7  # of one run
@@ -48,6 +49,14 @@ class Offer:
         """One run in open loop, warm-up included."""
         asks = self.asks(self.count(rate), rate, round_index)
         return plan(asks, self.arrivals.due_s(asks, rate, self._seed(rate, round_index)))
+
+    def coming(self, rate: float, round_index: int) -> Planned:
+        """`planned`, for who takes one request after the other and keeps none, so that no prompts are too many."""
+        if not isinstance(self.workload, TokenWorkload):
+            return self.planned(rate, round_index)
+        seed = self._seed(rate, round_index)
+        asks = self.workload.lazily(self.count(rate) + self.warmup, seed)
+        return LazyPlan(asks, self.arrivals.due_s(asks.outlines, rate, seed))
 
     def seconds(self, rate: float) -> float:
         """How long the arrivals of one run take."""

@@ -46,3 +46,10 @@ def test_too_many_requests_are_refused_before_any_is_made() -> None:
 def test_a_workload_without_times_has_no_trace_to_follow() -> None:
     with pytest.raises(ConfigError, match="times of its own"):
         Offer(FIXED, Arrivals("trace"), requests=4).planned(1.0, 0)
+
+
+def test_what_is_made_when_it_is_looked_at_is_what_is_planned() -> None:
+    for workload in (FIXED, load_workload("sharegpt", token_ids=(10, 1000))):
+        offer = Offer(workload, requests=8, warmup=2, seed=5)
+        assert list(offer.coming(3.0, 1)) == offer.planned(3.0, 1)
+        assert (len(offer.coming(3.0, 1)), offer.coming(3.0, 1)[-1]) == (10, offer.planned(3.0, 1)[-1])

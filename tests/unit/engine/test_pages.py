@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pdmux_ray.engine.pages import ROOT_DIGEST, Hit, PagePool, PageState, page_digest
+from pdmux_ray.engine.pages import ROOT_DIGEST, Hashed, Hit, PagePool, PageState, page_digest, prompt_digests
 from pdmux_ray.errors import IntegrityError
 from tests.examples import tried
 
@@ -17,6 +17,15 @@ def chain(tokens: Sequence[int], page_size: int = 2) -> list[bytes]:
         before = page_digest(before, tokens[start : start + page_size])
         digests.append(before)
     return digests
+
+
+@given(st.lists(st.integers(0, 2**32 - 1), max_size=40), st.integers(1, 9))
+def test_the_digests_of_a_prompt_are_those_of_its_pages_one_after_the_other(prompt: list[int], page_size: int) -> None:
+    hashed = Hashed(prompt)
+    assert prompt_digests(prompt, page_size) == chain(prompt, page_size)
+    assert prompt_digests(hashed, page_size) == chain(prompt, page_size)
+    assert prompt_digests(hashed, page_size + 1) == chain(prompt, page_size + 1)
+    assert hashed == tuple(prompt)
 
 
 def publish(pool: PagePool, tokens: Sequence[int]) -> list[int]:

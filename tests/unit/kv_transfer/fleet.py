@@ -28,7 +28,8 @@ from kv_transfer.api import (
 )
 from kv_transfer.endpoint import Endpoint
 from kv_transfer.layout import KVLayout
-from kv_transfer.local import LocalNetwork, Weather
+from kv_transfer.local import LocalNetwork
+from kv_transfer.weather import Weather
 
 from .pools import pool_view
 

@@ -18,8 +18,8 @@ from kv_transfer.api import (
     Sent,
 )
 from kv_transfer.layout import KVLayout
-from kv_transfer.local import Weather
 from kv_transfer.messages import Ended, Note, encode
+from kv_transfer.weather import Weather
 from tests.examples import tried
 
 from .fleet import LAYOUT, PROMPT, SLOW, Fleet, lost

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kv_transfer.api import FenceReason, Landed, LossReason, Lost, Safe, TransportError, Write
-from kv_transfer.local import Weather
+from kv_transfer.weather import Weather
 from tests.examples import tried
 
 from .fleet import COMPUTE_S, LAYOUT, LIMITS, PROMPT, SLOW, Fleet, Instance, lost, reasons

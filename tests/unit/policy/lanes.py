@@ -39,6 +39,7 @@ class Asked:
     token_s: float = math.inf  # just now
     deadline_s: float | None = None
     host_sampled: bool = False
+    stops_early: bool = False
 
     @property
     def left_tokens(self) -> int:

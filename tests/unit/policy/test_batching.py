@@ -32,6 +32,7 @@ class Seen:
     left_tokens: int = 1
     deadline_s: float | None = None
     host_sampled: bool = False
+    stops_early: bool = False
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,6 @@ from pdmux_ray.policy.jobs import MOST_SHARED
 from pdmux_ray.policy.lane_limits import FixedRule, LaneLimits
 from pdmux_ray.policy.multiplexing import plan_lanes
 from pdmux_ray.policy.sglang import PublishedRule
-from pdmux_ray.policy.sharing import largest_that_fits
 from pdmux_ray.types import Mode, Split
 
 from .lanes import LAYERS, Asked, HitSeen, Lanes, begun, check, decoder, waiter, with_jobs
@@ -172,14 +171,6 @@ def test_time_shared_says_when_one_layer_is_more_than_the_objective_leaves() -> 
     assert use.why is ModeReason.BEST_EFFORT
     assert use.block is not None
     assert use.block.end_layer == 1
-
-
-@given(st.lists(st.booleans(), min_size=1, max_size=40))
-def test_where_more_work_may_be_faster_what_is_taken_fits_all_the_same(fits: list[bool]) -> None:
-    found = largest_that_fits(lambda count: fits[count - 1], len(fits))
-    assert fits[found - 1] or found == 1
-    if all(fits):
-        assert found == len(fits)
 
 
 def test_a_prefix_hit_shortens_the_prediction_and_so_lengthens_the_block() -> None:

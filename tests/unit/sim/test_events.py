@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from pdmux_ray.sim.events import StepClock, World
+from pdmux_ray.sim.events import StepClock, Turn, World
 
 
 def test_events_happen_in_order_of_time_and_then_of_planning() -> None:
@@ -11,6 +11,15 @@ def test_events_happen_in_order_of_time_and_then_of_planning() -> None:
         world.at(time_s, lambda name=name: seen.append((name, world.now())))  # type: ignore[misc]
     assert not world.run(lambda: False)
     assert seen == [("first", 1.0), ("second", 1.0), ("late", 2.0)]
+
+
+def test_at_the_same_time_requests_come_first_and_steps_begin_last() -> None:
+    world, seen = World(), list[str]()
+    for turn in (Turn.STEP, Turn.NEWS, Turn.ARRIVAL):
+        world.at(1.0, lambda turn=turn: seen.append(turn.name), turn)  # type: ignore[misc]
+    world.run(lambda: False)
+    assert seen == ["ARRIVAL", "NEWS", "STEP"]
+    assert world.happened == 3
 
 
 def test_it_ends_when_it_is_done_or_at_the_limit() -> None:
