@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pdmux_ray import __version__
-from pdmux_ray.bench.cli import add_bench, add_simulate, add_timeline, with_action
+from pdmux_ray.bench.cli import add_bench, add_simulate, add_timeline, add_tune, with_action
 from pdmux_ray.errors import ConfigError, PdmuxError
 from pdmux_ray.gpu_check.command import add_gpu_check
 from pdmux_ray.latency.command import add_profile
@@ -61,6 +61,7 @@ def parser() -> argparse.ArgumentParser:
     add_timeline(commands.add_parser("timeline", help="what a server's lanes did lately: a trace, a picture"))
     add_profile(commands.add_parser("profile", help="measure how long steps take here, for policies that predict"))
     add_simulate(commands.add_parser("simulate", help="latencies and goodput of a config, on a device that is not at hand"))
+    add_tune(commands.add_parser("tune", help="which topology, TP and modes carry a load on so many GPUs, before you buy them"))
     add_role(commands.add_parser("role", help="list the instances of a running server, or give one another role"))
     add_gpu_check(commands.add_parser("gpu-check", help="check and measure the CUDA device on the GPU at hand"))
     add_dashboards(commands.add_parser("dashboards", help="dashboards for Grafana, rules for Prometheus, or a picture of them"))

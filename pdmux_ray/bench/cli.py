@@ -1,11 +1,12 @@
-"""`pdmux bench`, `pdmux timeline` and `pdmux simulate`: the command line. Light to import; what a command needs is imported
-when it runs.
+"""`pdmux bench`, `pdmux timeline`, `pdmux simulate` and `pdmux tune`: the command line. Light to import; what a command needs
+is imported when it runs.
 
 pdmux bench URL --workload sharegpt --rates 1,2,4 --slo ttft=0.5,itl=50ms --out DIR
 pdmux bench compare A B … --workload … --out DIR       A, B: name=URL, or name=DIR of a finished run
 pdmux bench report DIR
 pdmux timeline URL --out FILE --picture FILE
 pdmux simulate CONFIG --workload sharegpt --rates 1,2,4 --slo ttft=0.5,itl=50ms --out DIR
+pdmux tune --trace T --model llama-8b --gpu H200 --gpus 8 --slo ttft=0.5,itl=50ms --out DIR
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import TypeVar
 
 from pdmux_ray.errors import ConfigError
 from pdmux_ray.metrics.slo_text import HELP as SLO_HELP
+from pdmux_ray.types import Mode
 
 API_KEY_VARIABLE = "PDMUX_BENCH_API_KEY"
 ACTIONS = ("run", "compare", "report")
@@ -107,12 +109,7 @@ def _add_simulated(group: argparse._ArgumentGroup) -> None:
     text = "with --gpu; default llama-8b"
     group.add_argument("--model-shape", choices=SHAPES, default="llama-8b", help=text)
     add_costs(group)
-    text = "of step times about their prediction, as the deviation of their log; default: what the profile found, on a GPU 0.03"
-    group.add_argument("--spread", type=_share, metavar="X", help=text)
-    text = "how many times as long steps take as predicted: a number, or decode=X,prefill=X,mixed=X; default 1"
-    group.add_argument("--slower", default="1", metavar="X", help=text)
-    text = "seconds that a message between gateway and instance takes; default 0.0005"
-    group.add_argument("--line", type=_share, default=0.0005, metavar="S", help=text)
+    add_server(group)
     text = "bytes a second between two instances; default: the GPU's, with a profile gateway.routing.bandwidth of CONFIG"
     group.add_argument("--bandwidth", type=_positive, metavar="B", help=text)
 
@@ -120,10 +117,89 @@ def _add_simulated(group: argparse._ArgumentGroup) -> None:
 def add_costs(group: argparse._ActionsContainer) -> None:
     """What `--gpu` leaves open."""
     group.add_argument("--tp", type=_count, metavar="N", help="with --gpu: GPUs of an instance (tensor parallel); default 1")
+    add_assumed(group)
+
+
+def add_assumed(group: argparse._ActionsContainer) -> None:
     text = "with --gpu: step times from published rates, or from a database of measured ones (silicon); default roofline"
     group.add_argument("--costs", choices=("roofline", "silicon"), help=text)
     text = "with --gpu: another value of what docs/simulate.md says is assumed, such as decode_beside=0.5; may be repeated"
     group.add_argument("--assume", action="append", default=[], metavar="KEY=VALUE", help=text)
+
+
+def add_server(group: argparse._ActionsContainer) -> None:
+    """How a server differs from what its profile says."""
+    slower = group.add_mutually_exclusive_group()
+    text = "how many times as long steps take as predicted: a number, or decode=X,prefill=X,mixed=X; default 1"
+    slower.add_argument("--slower", default="1", metavar="X", help=text)
+    text = "timelines of servers (`pdmux timeline URL --out FILE`): what their steps have taught of that, and how they scatter"
+    slower.add_argument("--learned", type=Path, nargs="+", metavar="FILE", help=text)
+    text = "of step times about their prediction, as the deviation of their log; default: what timeline or profile found, "
+    group.add_argument("--spread", type=_share, metavar="X", help=text + "on a GPU 0.03")
+    text = "seconds that a message between gateway and instance takes; default 0.0005"
+    group.add_argument("--line", type=_share, default=0.0005, metavar="S", help=text)
+
+
+def add_tune(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Finds the topology (all instances alike, xPyD, or a mix), TP, mode and route with the most goodput per GPU for a "
+        "load, by simulation; docs/tune.md."
+    )
+    parser.add_argument("--gpus", type=_count, required=True, metavar="N", help="of the whole fleet; all of them are used")
+    text = f"with --gpu one of {', '.join(SHAPES)}; with --profile a directory or hub id"
+    parser.add_argument("--model", required=True, metavar="M", help=text)
+    parser.add_argument("--out", type=Path, default=Path("tuned"), metavar="DIR", help="for what it leaves; default tuned")
+    parser.add_argument("--force", action="store_true", help="replace the results that DIR has")
+    load = parser.add_argument_group("load")
+    source = load.add_mutually_exclusive_group(required=True)
+    text = "mooncake:FILE or azure:FILE: its requests, their times stretched to each rate"
+    source.add_argument("--trace", metavar="T", help=text)
+    _add_source(source)
+    text = "of a run, of which the first tenth does not count; default: about a minute of arrivals, at least 300"
+    load.add_argument("--requests", type=_count, metavar="N", help=text)
+    load.add_argument("--arrivals", metavar="A", help="poisson, gamma:K or trace; default trace with --trace, else poisson")
+    text = "simulated seconds to wait for answers after the last arrival; what is not done then is a miss; default 60"
+    load.add_argument("--drain", type=_positive, default=60.0, metavar="S", help=text)
+    load.add_argument("--seed", type=_natural, default=0, metavar="N", help="default 0")
+    _add_lengths(load)
+    goal = parser.add_argument_group("goal")
+    goal.add_argument("--slo", required=True, metavar="SLO", help="such as ttft=0.5,itl=50ms; in seconds, both of them")
+    goal.add_argument(
+        "--attainment", type=_fraction, default=0.9, metavar="X", help="share of requests that must be good; default 0.9"
+    )
+    _add_search(parser.add_argument_group("search"))
+    _add_tuned_device(parser.add_argument_group("device"))
+    parser.set_defaults(run=_tune)
+
+
+def _add_search(group: argparse._ArgumentGroup) -> None:
+    text = "GPUs of an instance (tensor parallel); default: those of 1, 2, 4, 8 that divide --gpus and have room for the load"
+    group.add_argument("--tp", type=_list_of(_count), metavar="N,N,…", help=text)
+    text = "how prefill and decode share an instance; default: all six, auto first"
+    group.add_argument("--modes", type=_modes, metavar="M,M,…", help=text)
+    text = "prompt tokens from which on a request is prefilled elsewhere, tried beside the prediction; default 512,2048,8192"
+    group.add_argument("--thresholds", type=_list_of(_count), default=[512, 2048, 8192], metavar="N,N,…", help=text)
+    text = "do not try the best ones again with every assumption halved and doubled"
+    group.add_argument("--no-sensitivity", dest="sensitivity", action="store_false", help=text)
+    text = "processes that simulate; default: one for each core"
+    group.add_argument("--workers", type=_count, metavar="N", help=text)
+
+
+def _add_tuned_device(group: argparse._ArgumentGroup) -> None:
+    device = group.add_mutually_exclusive_group(required=True)
+    device.add_argument("--gpu", choices=GPUS, help="one that was measured by others")
+    device.add_argument("--profile", type=Path, metavar="FILE", help="what `pdmux profile` wrote of the model")
+    add_assumed(group)
+    text = "for serve.yaml, with --gpu: the model's directory or hub id"
+    group.add_argument("--checkpoint", metavar="PATH", help=text)
+    text = "with --profile of a GPU: its pool (engine.kv_cache_gib)"
+    group.add_argument("--kv-cache-gib", type=_positive, metavar="G", help=text)
+    text = "with --profile: bytes a second between two instances; default 1e9"
+    group.add_argument("--bandwidth", type=_positive, default=1e9, metavar="B", help=text)
+    text = "of step times about their prediction, as the deviation of their log; default: what the profile found, on a GPU 0.03"
+    group.add_argument("--spread", type=_share, metavar="X", help=text)
+    text = "seconds that a message between gateway and instance takes; default 0.0005"
+    group.add_argument("--line", type=_share, default=0.0005, metavar="S", help=text)
 
 
 def add_load(parser: argparse.ArgumentParser) -> None:
@@ -240,6 +316,12 @@ def _simulate(args: argparse.Namespace) -> int:
     return simulate(args)
 
 
+def _tune(args: argparse.Namespace) -> int:
+    with _extra("tune"):
+        from pdmux_ray.bench.tune import tune
+    return tune(args)
+
+
 @contextmanager
 def _extra(command: str = "bench") -> Iterator[None]:
     """Says which extra has a package that is missing."""
@@ -277,6 +359,14 @@ def _number(text: str, kind: Callable[[str], float], right: Callable[[float], bo
     if not right(value):
         raise argparse.ArgumentTypeError(f"{text[:40]!r} is not {what}")
     return value
+
+
+def _modes(text: str) -> list[Mode]:
+    try:
+        return list(dict.fromkeys(map(Mode, text.split(","))))
+    except ValueError:
+        known = ", ".join(mode.value for mode in Mode)
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of modes, which are {known}") from None
 
 
 def _list_of(one: Callable[[str], float]) -> Callable[[str], list[float]]:

@@ -79,6 +79,14 @@ def print_comparison(console: Console, targets: Sequence[tuple[str, Summary]]) -
     _print(console, table)
 
 
+def print_rows(console: Console, columns: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[int] = ()) -> None:
+    """A table of texts. `left`: columns of words."""
+    table = _table(console, columns, left)
+    for cells in rows:
+        table.add_row(*map(_text, cells))
+    _print(console, table)
+
+
 def _table(console: Console, columns: Iterable[str], left: Sequence[int] = ()) -> Table:
     roomy = console.is_terminal and console.width >= 96
     table = Table(box=box.SIMPLE_HEAD if roomy else None, padding=(0, 1, 0, 0), pad_edge=False)

@@ -17,8 +17,7 @@ from pdmux_ray.metrics.lifeline import Lifeline, quantile
 from pdmux_ray.policy.decisions import RouteChoice
 from pdmux_ray.sim.device import DeviceModel
 
-FULL = 0.95  # of a pool's tokens: whoever comes waits for pages
-PREEMPTED = 0.01  # of the requests: pages were short
+FULL = 0.9  # of a pool's tokens: whoever comes waits for pages
 MOST = 0.99  # of the requests have ended: one long answer more says nothing of the fleet
 LONG = 0.5  # of the time to the first token that is allowed: a transfer that is the reason
 
@@ -99,11 +98,9 @@ def _cause(
 
 
 def _short_of_pages(ran: Ran) -> frozenset[str]:
-    """Instances whose pool was full, or that took pages from requests which decoded."""
-    given = Counter(choice.instance_id for choice in ran.choices)
-    full = {name for name, peak in _peaks(ran).items() if peak >= FULL}
-    full |= {name for name, engine in ran.engines.items() if engine.counters.preemptions > PREEMPTED * max(given[name], 1)}
-    return frozenset(full)
+    """Instances whose pool was full of answers under way. (Pages that wait for KV are no sign: a queue of prompts fills any
+    pool with them.)"""
+    return frozenset(name for name, peak in _peaks(ran).items() if peak >= FULL)
 
 
 def _peaks(ran: Ran) -> dict[str, float]:

@@ -99,6 +99,11 @@ def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
+def configured(base: Mapping[str, Any], candidate: Candidate, bandwidth: float) -> dict[str, Any]:
+    """All settings of a candidate's configuration. `bandwidth`: between two instances, bytes a second."""
+    return merged(merged(base, candidate.settings()), {"gateway": {"routing": {"bandwidth": bandwidth}}})
+
+
 @dataclass(frozen=True, slots=True)
 class Space:
     """What is searched. `gpus`: all of them are used. Raises ConfigError."""

@@ -1,9 +1,10 @@
 """The search: which trials are run, in which order, and what stands at the end. Who runs them is somebody else.
 
-    race         every topology in one mode, aggregated ones in all; then the other modes and routes of the best topologies
+    race         every topology in one mode, aggregated ones in all, each kind for itself; then the other modes and routes of
+                 the best topologies
     curve        the best candidate of each ratio is searched to its end, for the plot
     confirm      the best ones, and the best of each kind, on requests that nothing was chosen by
-    sensitivity  the best ones again, with each assumption halved and doubled
+    sensitivity  the best of each kind again, with each assumption halved and doubled
 
 Results are noted in the order in which trials were begun, so equal arguments on as many workers give equal answers.
 """
@@ -26,8 +27,8 @@ STEP = 1.05  # from one rate to the next
 RANGE = (0.02, 2.0)  # of the best estimate: the ends of the grid
 FIRST = 0.6  # of its estimate, where a candidate is tried while nobody leads
 WIDENED = 4  # topologies that are tried in other modes and with other routes
-TOP = 3  # that are confirmed, beside the best of each kind, and whose sensitivity is looked at
-AROUND = (-4, -2, 0, 2, 4)  # places of the grid around the rate that held, where a candidate is confirmed
+TOP = 3  # that are confirmed, beside the best of each kind
+AROUND = (-8, -4, -2, 0, 2, 4)  # places of the grid around the rate that held, where a candidate is confirmed
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,16 @@ class Pending(Protocol):
     """A trial under way."""
 
     def result(self) -> Found: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A trial that was run at once."""
+
+    found: Found
+
+    def result(self) -> Found:
+        return self.found
 
 
 Submit = Callable[[Job], Pending]
@@ -102,7 +113,7 @@ class Search:
     def run(self) -> Outcome:
         field_ = _Field(self)
         order = sorted(self.space.first(), key=lambda candidate: -self._estimate(candidate.topology))
-        changed = len(self.variants([candidate for candidate in order[:TOP]]))
+        changed = len(self.variants(order[:TOP]))
         curve, confirm, sensitivity = 3.0 * len({_ratio(c) for c in order}), len(AROUND) * (TOP + 2.0), 7.0 * changed
         self._later = 12.0 * WIDENED + curve + confirm + sensitivity
         field_.race(order, "topologies")
@@ -177,7 +188,7 @@ class Search:
         return sorted({min(max(middle + step, 0), len(self.rates) - 1) for step in AROUND})
 
     def _sensitivities(self, confirmed: Sequence[Standing], standings: Sequence[Standing]) -> list[Sensitivity]:
-        top = [standing.candidate for standing in confirmed[:TOP]]
+        top = [best.candidate for kind in Kind if (best := best_of(confirmed, kind)) is not None]
         held = {standing.candidate: standing.held for standing in standings}
         found, variants = [], self.variants(top)
         for number, variant in enumerate(variants):
@@ -194,14 +205,15 @@ class _Field:
 
     def __init__(self, search: Search, changes: Changes = NO_CHANGES) -> None:
         self._search, self._changes = search, changes
-        self._race = Race(len(search.rates), [])
+        self._race = Race(len(search.rates))
         self._candidates: list[Candidate] = []
         self._found: list[list[Found]] = []
 
     def race(self, candidates: Sequence[Candidate], words: str, starts: Sequence[int] | None = None) -> None:
         """With those that are in it already."""
         for number, candidate in enumerate(candidates):
-            self._race.add(self._search.start(candidate) if starts is None else starts[number])
+            start = self._search.start(candidate) if starts is None else starts[number]
+            self._race.add(start, candidate.topology.kind if starts is None else None)
             self._candidates.append(candidate)
             self._found.append([])
         self._drive(words)

@@ -6,14 +6,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pdmux_ray.config import AppConfig, parse_app_config
+from pdmux_ray.config import parse_app_config
 from pdmux_ray.metrics.goodput import RatePoint, Slo
 from pdmux_ray.metrics.summary import RunSummary, rate_point, summarize_run
 from pdmux_ray.sim.backlog import falls_behind
 from pdmux_ray.sim.device import DeviceModel
 from pdmux_ray.sim.fleet import Run, simulate
 from pdmux_ray.tune.binding import Binds, Ran, Uses, causes, uses
-from pdmux_ray.tune.candidates import Candidate, merged
+from pdmux_ray.tune.candidates import Candidate, configured
 from pdmux_ray.tune.grid import clearly
 from pdmux_ray.types import Role
 from pdmux_ray.workload.arrivals import Arrivals, plan
@@ -54,10 +54,6 @@ class Setting:
     drain_s: float
     seed: int = 0
 
-    def config(self, candidate: Candidate) -> AppConfig:
-        """Raises ConfigError."""
-        return parse_app_config(merged(self.base, candidate.settings()))
-
 
 @dataclass(frozen=True, slots=True)
 class Found:
@@ -92,7 +88,7 @@ class Trials:
         engine takes."""
         setting, device = self.setting, self._device(candidate.topology.tp, changes)
         run = simulate(
-            setting.config(candidate),
+            parse_app_config(configured(setting.base, candidate, device.link_bytes_per_s)),
             device,
             self._planned(rate, part),
             seed=setting.seed,

@@ -99,7 +99,7 @@ LAW: dict[str, tuple[str, ...]] = {
     ),
     "pdmux_ray.tune": (
         *(*BASE, "pdmux_ray.sim", "pdmux_ray.engine.engine", "pdmux_ray.policy", "pdmux_ray.metrics"),
-        "pdmux_ray.workload",
+        *("pdmux_ray.workload", "yaml"),  # the Serve config that it leaves
     ),
     "pdmux_ray.generate": (
         *(*BASE, "pdmux_ray.engine", "pdmux_ray.device.base", "pdmux_ray.model.source", "pdmux_ray.text"),

@@ -13,6 +13,7 @@ from typing import Any
 from pdmux_ray.errors import ConfigError
 from pdmux_ray.metrics.dashboards import DASHBOARDS
 from pdmux_ray.metrics.dashboards.answers import WINDOW_S, Span, answers, choices
+from pdmux_ray.metrics.dashboards.expected import Expected, expecting, read
 from pdmux_ray.metrics.dashboards.variables import VARIABLES
 
 FOLDER = Path("dashboards")
@@ -33,6 +34,8 @@ def add_dashboards(parser: argparse.ArgumentParser) -> None:
     action = parser.add_mutually_exclusive_group()
     action.add_argument("--check", action="store_true", help="write nothing: exit code 1 when a file does not agree")
     action.add_argument("--render", metavar="URL", help="draw from this Prometheus server, such as http://127.0.0.1:9090")
+    text = "what `pdmux tune` expects of the fleet (its expected.json), as thresholds of panels"
+    parser.add_argument("--expected", type=Path, metavar="FILE", help=text)
     drawn = parser.add_argument_group("with --render")
     drawn.add_argument("--dashboard", choices=list(DASHBOARDS), default="slo_overview", help="default slo_overview")
     drawn.add_argument("--seconds", type=_seconds, default=SPAN_S, metavar="S", help=f"how far back; default {SPAN_S:g}")
@@ -53,20 +56,22 @@ def _seconds(text: str) -> float:
 
 
 def _run(args: argparse.Namespace) -> int:
+    expected = read(args.expected) if args.expected else None
     if args.render is not None:
-        return _render(args)
+        return _render(args, expected)
     folder = args.out or FOLDER
-    return _check(folder) if args.check else _write(folder)
+    return _check(folder, expected) if args.check else write(folder, expected)
 
 
-def _files() -> Iterator[tuple[str, str]]:
+def _files(expected: Expected | None) -> Iterator[tuple[str, str]]:
     """(name, text) of all that is generated."""
     import yaml
 
     from pdmux_ray.metrics.dashboards.grafana import text
     from pdmux_ray.metrics.rules import rules, rules_yaml
 
-    yield from ((f"{name}.json", text(dashboard)) for name, dashboard in DASHBOARDS.items())
+    for name, dashboard in DASHBOARDS.items():
+        yield f"{name}.json", text(expecting(dashboard, expected))
     yield RULES, rules_yaml()
     yield OPERATOR_RULES, yaml.safe_dump(_operator_rules(rules()), sort_keys=False, width=128)
 
@@ -76,17 +81,18 @@ def _operator_rules(rules: Mapping[str, Any]) -> dict[str, Any]:
     return {"apiVersion": "monitoring.coreos.com/v1", "kind": "PrometheusRule", "metadata": metadata, "spec": dict(rules)}
 
 
-def _write(folder: Path) -> int:
+def write(folder: Path, expected: Expected | None) -> int:
+    """All files. Raises OSError."""
     from pdmux_ray.metrics.summary import write_whole
 
-    for name, text in _files():
+    for name, text in _files(expected):
         write_whole(folder / name, text)
     print(f"{len(DASHBOARDS)} dashboards, {RULES} and {OPERATOR_RULES} are in {folder}")
     return 0
 
 
-def _check(folder: Path) -> int:
-    wrong = [name for name, text in _files() if not _agrees(folder / name, text)]
+def _check(folder: Path, expected: Expected | None) -> int:
+    wrong = [name for name, text in _files(expected) if not _agrees(folder / name, text)]
     if wrong:
         print(f"not what the code makes: {', '.join(wrong)} in {folder}. Run `pdmux dashboards --out {folder}`.")
     return 1 if wrong else 0
@@ -96,13 +102,13 @@ def _agrees(path: Path, text: str) -> bool:
     return path.is_file() and path.read_text(encoding="utf-8") == text
 
 
-def _render(args: argparse.Namespace) -> int:
+def _render(args: argparse.Namespace, expected: Expected | None) -> int:
     from pdmux_ray.metrics.prometheus import Prometheus
     from pdmux_ray.report import board
 
     if args.out is None or args.out.suffix not in FORMS:
         raise ConfigError(f"--render needs --out FILE that ends with {' or '.join(FORMS)}")
-    dashboard, source, end_s = DASHBOARDS[args.dashboard], Prometheus(args.render), time.time()
+    dashboard, source, end_s = expecting(DASHBOARDS[args.dashboard], expected), Prometheus(args.render), time.time()
     span = Span(end_s - args.seconds, end_s, args.window)
     given = {v.name: value for v in VARIABLES if (value := getattr(args, v.name)) is not None}
     chosen = choices(source, dashboard, given, span)

@@ -1,0 +1,234 @@
+"""What `pdmux tune` is to search, on what, and by what: made of its arguments, and checked before anything is simulated."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from pdmux_ray.config import EngineConfig
+from pdmux_ray.errors import ConfigError
+from pdmux_ray.metrics.goodput import Slo
+from pdmux_ray.metrics.slo_text import SloText
+from pdmux_ray.model.source import resolve
+from pdmux_ray.report import figures
+from pdmux_ray.sim.device import DeviceModel
+from pdmux_ray.sim.devices import Costs, device_of
+from pdmux_ray.sim.fleet import SPREAD
+from pdmux_ray.sim.gpu import SHAPES
+from pdmux_ray.sim.profiled import profiled
+from pdmux_ray.sim.sm_share import Assumptions, assumptions
+from pdmux_ray.tune.candidates import Candidate, Kind, Space
+from pdmux_ray.tune.estimate import Work, work
+from pdmux_ray.tune.search import FIRST, Variant
+from pdmux_ray.tune.served import HUB, MAX_BATCH, base_settings
+from pdmux_ray.tune.trial import Changes, Setting
+from pdmux_ray.types import Mode
+from pdmux_ray.workload.arrivals import Arrivals
+from pdmux_ray.workload.outline import Outline, reusable_fraction
+from pdmux_ray.workload.scaling import Scaling
+from pdmux_ray.workload.source import TokenWorkload, load_workload
+from pdmux_ray.workload.traces import Trace
+
+TPS = (1, 2, 4, 8)
+MODES = (Mode.AUTO, *(mode for mode in Mode if mode is not Mode.AUTO))
+SECONDS = 60.0  # of arrivals of a run, about
+FEWEST, MOST = 300, 20_000  # requests of a run
+SAMPLE = 1000  # requests whose lengths stand for the load's
+
+
+@dataclass(frozen=True, slots=True)
+class GpuDevices:
+    """Groups of a published GPU: see `Setting.device`."""
+
+    gpu: str
+    shape: str
+    costs: Costs
+    assume: Assumptions
+
+    def __call__(self, tp: int, changes: tuple[tuple[str, float], ...]) -> DeviceModel:
+        assume = replace(self.assume, **dict(changes))
+        return device_of(self.gpu, self.shape, tp=tp, costs=self.costs, page_size=EngineConfig().page_size, assume=assume)
+
+
+@dataclass(frozen=True, slots=True)
+class OneDevice:
+    """That was profiled. Its link is all that is assumed of it."""
+
+    device: DeviceModel
+
+    def __call__(self, tp: int, changes: tuple[tuple[str, float], ...]) -> DeviceModel:
+        return replace(self.device, link_bytes_per_s=self.device.link_bytes_per_s * dict(changes).get("link", 1.0))
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is searched, on what, by what; checked."""
+
+    space: Space
+    setting: Setting
+    fresh: Setting
+    works: dict[int, Work]
+    assume: dict[str, float]  # what is assumed of devices, by name
+    sensitivity: bool
+    notes: Sequence[str]
+
+    @classmethod
+    def of(cls, args: argparse.Namespace) -> Plan:
+        """Raises ConfigError."""
+        slo = _slo(args.slo)
+        workload, arrivals = _load(args)
+        outlines = workload.outlines(_count_of(workload, SAMPLE), args.seed)
+        setting, assume = _setting(args, workload, arrivals, slo)
+        devices, left_out = _devices(setting, args, outlines)
+        cached = reusable_fraction(outlines)
+        lengths = [(each.prompt_tokens, each.output_tokens) for each in outlines]
+        itl_s = slo.itl_s or 0.0
+        works = {tp: work(device, lengths, cached, itl_s, MAX_BATCH) for tp, device in devices.items()}
+        space = Space(args.gpus, sorted(devices), args.modes or MODES, [int(tokens) for tokens in args.thresholds])
+        best_rps = max(works[topology.tp].most_rps(topology) for topology in space.topologies())
+        setting = replace(setting, requests=_requests(args, workload, best_rps))
+        fresh = _fresh(setting, workload)
+        notes = [*_notes(setting, space, devices), *left_out, *workload.description]
+        return cls(space, setting, fresh, works, assume, args.sensitivity, notes)
+
+    def variants(self, candidates: Sequence[Candidate]) -> list[Variant]:
+        """Each assumption that could matter to these, halved and doubled."""
+        if not self.sensitivity:
+            return []
+        names = [name for name in self.assume if _matters(name, candidates)]
+        found = [_variant(name, self.assume[name], factor) for name in names for factor in (0.5, 2.0)]
+        for factor in (0.5, 2.0):
+            found.append(Variant("spread", f"{self.setting.spread * factor:.3g}", Changes(spread=factor)))
+            found.append(Variant("line", f"{self.setting.line_s * factor:.3g}", Changes(line=factor)))
+        return found
+
+
+def _variant(name: str, value: float, factor: float) -> Variant:
+    """What counts from 1 on (a bound over its prediction) has its part above 1 halved and doubled; a share is 1 at most."""
+    changed = 1 + (value - 1) * factor if name == "guard" else value * factor
+    if name == "allreduce_efficiency":
+        changed = min(changed, 1.0)
+    return Variant(name, f"{changed:.3g}", Changes(assume=((name, changed),)))
+
+
+def _matters(name: str, candidates: Sequence[Candidate]) -> bool:
+    if name.startswith("allreduce"):
+        return any(candidate.topology.tp > 1 for candidate in candidates)
+    return name != "link" or any(candidate.topology.prefill for candidate in candidates)
+
+
+def _slo(text: str) -> Slo:
+    """Raises ConfigError."""
+    parsed = SloText.parse(text)
+    if parsed.needs_solo:
+        raise ConfigError(
+            "--slo: topologies differ in what an idle one takes, so multiples of it compare nothing. Give seconds."
+        )
+    if parsed.slo.itl_s is None or parsed.slo.ttft_s is None:
+        raise ConfigError(
+            "--slo needs both objectives, such as ttft=0.5,itl=50ms: without one of them no topology makes sense."
+        )
+    return parsed.slo
+
+
+def _load(args: argparse.Namespace) -> tuple[TokenWorkload, Arrivals]:
+    """Raises ConfigError."""
+    scaling = Scaling(divide=args.scale_lengths, max_context=args.max_context)
+    workload = load_workload(args.trace or args.workload, scaling=scaling, token_ids=args.token_ids)
+    if not isinstance(workload, TokenWorkload):
+        raise ConfigError("Texts cannot be simulated: without their model nobody knows its answers. Take lengths or a trace.")
+    if args.trace and not isinstance(workload.source, Trace):
+        raise ConfigError(f"--trace takes mooncake:FILE or azure:FILE, whose requests have times, not {args.trace!r}.")
+    return workload, Arrivals.parse(args.arrivals or ("trace" if args.trace else "poisson"))
+
+
+def _setting(
+    args: argparse.Namespace, workload: TokenWorkload, arrivals: Arrivals, slo: Slo
+) -> tuple[Setting, dict[str, float]]:
+    """Without the number of requests; and what is assumed. Raises ConfigError."""
+    devices: OneDevice | GpuDevices
+    spread = SPREAD
+    if args.profile:
+        if args.assume or args.costs or args.tp not in (None, [1.0]):
+            raise ConfigError("--tp, --costs and --assume go with --gpu: a profile has what its device was measured to do.")
+        base, devices, context_length, spread = _of_profile(args, slo)
+        assume = {"link": 1.0}
+    else:
+        if args.model not in SHAPES:
+            raise ConfigError(f"--model: there is no shape {args.model!r}. Give one of {', '.join(SHAPES)}; or a --profile.")
+        assumed = assumptions(args.assume)
+        base, context_length = base_settings(args.checkpoint or HUB[args.model], slo), SHAPES[args.model].context_length
+        devices = GpuDevices(args.gpu, args.model, args.costs or "roofline", assumed)
+        assume = {field.name: getattr(assumed, field.name) for field in fields(assumed)}
+    spread = spread if args.spread is None else args.spread
+    common = (slo, args.attainment, base, devices, context_length, spread, args.line, args.drain, args.seed)
+    return Setting(workload, arrivals, 0, 0, *common), assume
+
+
+def _of_profile(args: argparse.Namespace, slo: Slo) -> tuple[dict[str, Any], OneDevice, int, float]:
+    base = base_settings(args.model, slo)
+    base["engine"] |= {"device": "auto", "kv_cache_gib": args.kv_cache_gib}
+    base["engine"]["multiplex"]["profile"] = str(args.profile.absolute())
+    engine = EngineConfig(kv_cache_gib=args.kv_cache_gib)
+    found = profiled(args.profile, resolve(args.model, weights=False), engine, args.bandwidth)
+    return base, OneDevice(found.device), found.context_length, found.spread
+
+
+def _devices(
+    setting: Setting, args: argparse.Namespace, outlines: Sequence[Outline]
+) -> tuple[dict[int, DeviceModel], list[str]]:
+    """By TP, those with room for the load; and what is said of the others. Raises ConfigError without any."""
+    asked = [int(tp) for tp in args.tp or ()] or [tp for tp in TPS if args.gpus % tp == 0 and not (args.profile and tp > 1)]
+    found, notes = dict[int, DeviceModel](), []
+    for tp in asked:
+        try:
+            device = setting.device(tp, ())
+        except ConfigError as error:
+            notes.append(f"TP {tp} is left out: {error}")
+            continue
+        pool = device.layout.pages * device.layout.page_size
+        fits = sum(each.prompt_tokens + each.output_tokens <= pool for each in outlines) / len(outlines)
+        if fits >= args.attainment:
+            found[tp] = device
+        else:
+            notes.append(
+                f"TP {tp} is left out: its pool of {pool:,} tokens has room for {figures.percent(fits)} of the requests."
+            )
+    if not found:
+        raise ConfigError(f"no TP of {', '.join(map(str, asked))} serves this load. " + " ".join(notes))
+    return found, notes
+
+
+def _count_of(workload: TokenWorkload, most: int) -> int:
+    return min(most, len(workload.source.requests)) if isinstance(workload.source, Trace) else most
+
+
+def _requests(args: argparse.Namespace, workload: TokenWorkload, best_rps: float) -> int:
+    """Of a run. Raises ConfigError."""
+    wanted = args.requests or round(min(max(FIRST * best_rps * SECONDS, FEWEST), MOST))
+    return wanted if args.requests else _count_of(workload, wanted)
+
+
+def _fresh(setting: Setting, workload: TokenWorkload) -> Setting:
+    """Other requests: of a trace those that follow, where there are as many."""
+    fresh = replace(setting, seed=setting.seed + 1)
+    if not isinstance(workload.source, Trace) or len(workload.source.requests) < 2 * setting.requests:
+        return fresh
+    return replace(fresh, skip=setting.requests)
+
+
+def _notes(setting: Setting, space: Space, devices: dict[int, DeviceModel]) -> list[str]:
+    kinds = [topology.kind for topology in space.topologies()]
+    counts = ", ".join(f"{kinds.count(kind)} {kind.value}" for kind in Kind)
+    names = "; ".join(f"TP {tp}: {device.name}, KV of {_pool(device):,} tokens" for tp, device in devices.items())
+    return [
+        f"{space.gpus} GPUs, {counts} topologies; {names}",
+        f"SLO: {figures.slo(setting.slo)}, of {figures.percent(setting.attainment)} of the requests",
+        f"Each run: {setting.requests:,} requests of {setting.workload.name}, {setting.arrivals} arrivals",
+    ]
+
+
+def _pool(device: DeviceModel) -> int:
+    return device.layout.pages * device.layout.page_size

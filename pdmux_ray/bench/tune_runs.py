@@ -1,0 +1,67 @@
+"""The trials of `pdmux tune`, in processes of their own."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from pdmux_ray.bench.simulated_runs import only_errors
+from pdmux_ray.tune.search import Done, Job, Submit
+from pdmux_ray.tune.trial import Found, Setting, Trials
+
+
+@dataclass(slots=True)
+class Judges:
+    """Candidates are chosen by the trials of one setting, and confirmed by those of another one."""
+
+    chosen_by: Trials
+    confirmed_by: Trials
+
+    @classmethod
+    def of(cls, chosen_by: Setting, confirmed_by: Setting) -> Judges:
+        return cls(Trials(chosen_by), Trials(confirmed_by))
+
+    def __call__(self, job: Job) -> Found:
+        """Raises ConfigError."""
+        if job.fresh:
+            return self.confirmed_by.run(job.candidate, job.rate, job.changes)
+        return self.chosen_by.judge(job.candidate, job.rate, job.changes)
+
+
+@contextmanager
+def workers(chosen_by: Setting, confirmed_by: Setting, count: int) -> Iterator[Submit]:
+    """With one, trials run in this process. The others end with the block."""
+    if count == 1:
+        judges = Judges.of(chosen_by, confirmed_by)
+        with only_errors():
+            yield lambda job: Done(judges(job))
+        return
+    pool = ProcessPoolExecutor(count, initializer=_begin, initargs=(chosen_by, confirmed_by))
+    try:
+        yield lambda job: pool.submit(_judged, job)
+        pool.shutdown()
+    except BaseException:
+        pool.shutdown(wait=False, cancel_futures=True)
+        for child in multiprocessing.active_children():
+            child.terminate()
+        raise
+
+
+_judges: Judges  # of a process of the pool
+
+
+def _begin(chosen_by: Setting, confirmed_by: Setting) -> None:
+    """In a process of the pool, which its parent ends."""
+    global _judges
+    _judges = Judges.of(chosen_by, confirmed_by)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    logging.getLogger("pdmux_ray").setLevel(logging.ERROR)
+
+
+def _judged(job: Job) -> Found:
+    return _judges(job)
