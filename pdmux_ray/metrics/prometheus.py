@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
-import urllib.error
+import socket
+import threading
+import time
 import urllib.parse
-import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -39,7 +41,10 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Prometheus:
-    """A server's address, such as http://127.0.0.1:9090. Raises ConfigError when it is not one."""
+    """A server's address, such as http://127.0.0.1:9090. Raises ConfigError when it is not one.
+
+    `timeout_s`: for a connection, and then for a whole answer, however it comes.
+    """
 
     url: str
     timeout_s: float = ANSWER_S
@@ -58,21 +63,42 @@ class Prometheus:
         return self._ask("query_range", {"query": expr, "start": begin_s, "end": end_s, "step": step_s})
 
     def _ask(self, path: str, asked: Mapping[str, str | float]) -> list[Series]:
-        body = urllib.parse.urlencode(asked).encode()
-        request = urllib.request.Request(f"{self.url.rstrip('/')}/api/v1/{path}", body)  # a POST: queries may be long
+        begin_s = time.monotonic()
         try:
-            with urllib.request.urlopen(request, timeout=self.timeout_s) as answer:
-                return _series(_within(answer.read(MAX_BYTES + 1)))
-        except urllib.error.HTTPError as error:
-            raise PrometheusError(f"{self.url} refuses {asked['query']!r}: {_reason(error)}") from None
+            status, answer = self._post(path, urllib.parse.urlencode(asked))
+            if status == http.HTTPStatus.OK:
+                return _series(answer)
         except _NONSENSE as error:
-            raise PrometheusError(f"{self.url} cannot be asked ({error!r}): is it a Prometheus, and does it run?") from None
+            late = time.monotonic() - begin_s >= self.timeout_s
+            why = f"no whole answer within {self.timeout_s:g} s" if late else repr(error)
+            raise PrometheusError(f"{self.url} cannot be asked ({why}): is it a Prometheus, and does it run?") from None
+        raise PrometheusError(f"{self.url} refuses {asked['query']!r}: {_reason(status, answer)}")
+
+    def _post(self, path: str, form: str) -> tuple[int, bytes]:
+        """Status and body. A POST: queries may be long."""
+        parts = urllib.parse.urlsplit(self.url)
+        kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+        with contextlib.closing(kind(parts.netloc, timeout=self.timeout_s)) as connection:
+            connection.connect()
+            # The socket's own limit is of a single read: who sends a byte a second would keep it for ever.
+            end = threading.Timer(self.timeout_s, _shut, [connection.sock])
+            end.start()
+            try:
+                headers = {"Content-Type": "application/x-www-form-urlencoded"}
+                connection.request("POST", f"{parts.path.rstrip('/')}/api/v1/{path}", form, headers)
+                answer = connection.getresponse()
+                body = answer.read(MAX_BYTES + 1)
+            finally:
+                end.cancel()
+        if len(body) > MAX_BYTES:
+            raise ValueError(f"more than {MAX_BYTES} bytes")
+        return answer.status, body
 
 
-def _within(body: bytes) -> bytes:
-    if len(body) > MAX_BYTES:
-        raise ValueError(f"more than {MAX_BYTES} bytes")
-    return body
+def _shut(line: socket.socket) -> None:
+    """Ends whatever reads from it."""
+    with contextlib.suppress(OSError):  # it has just ended
+        line.shutdown(socket.SHUT_RDWR)
 
 
 def _series(body: bytes) -> list[Series]:
@@ -91,8 +117,8 @@ def _point(found: Sequence[Any]) -> tuple[float, float]:
     return float(found[0]), float(found[1])  # the value is a text, because JSON has no NaN and no infinity
 
 
-def _reason(error: urllib.error.HTTPError) -> str:
+def _reason(status: int, answer: bytes) -> str:
     try:
-        return str(json.loads(_within(error.read(MAX_BYTES + 1)))["error"])
+        return str(json.loads(answer)["error"])
     except _NONSENSE:
-        return f"HTTP {error.code}"
+        return f"HTTP {status}"

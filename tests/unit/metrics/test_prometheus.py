@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
@@ -100,6 +102,26 @@ def test_a_server_that_speaks_something_else_is_named() -> None:
         thread.start()
         with pytest.raises(PrometheusError, match="BadStatusLine"):
             Prometheus(f"http://127.0.0.1:{port}").query("up")
+        thread.join()
+
+
+@pytest.mark.parametrize("begin", [b"", b"HTTP/1.1 200 OK\r\n\r\n"], ids=["in its head", "in its body"])
+def test_a_server_that_answers_without_end_is_given_up(begin: bytes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+
+        def trickle() -> None:
+            line, _ = server.accept()
+            with line, contextlib.suppress(OSError):  # until nobody reads
+                line.sendall(begin)
+                while True:
+                    line.sendall(b"x")
+                    time.sleep(0.01)
+
+        thread = threading.Thread(target=trickle)
+        thread.start()
+        with pytest.raises(PrometheusError, match=r"no whole answer within 0.05 s"):
+            Prometheus(f"http://127.0.0.1:{port}", timeout_s=0.05).query("up")
         thread.join()
 
 
