@@ -140,6 +140,7 @@ _PLACEMENT = (
         important=True,
     ),
     _controller.gauge("pdmux_placement_replicas", "n_want", "instances", "Instances that there should be, where it says so."),
+    _controller.gauge("pdmux_placement_idle_pins", "n_pin", "pins", "Pins by an id that no instance has."),
 )
 
 CATALOG: Mapping[str, Metric] = MappingProxyType(

@@ -23,7 +23,8 @@ This file is made by `python -m pdmux_ray.metrics.reference` from the catalog (`
 Every process, a gateway, an instance or the placement controller, serves its own figures as `GET /metrics` on a port of its
 own, on the node's address (under `scripts/serve` that is loopback). They are collected when a scrape comes. `GET
 /metrics/targets` of the HTTP front lists these ports in the form of Prometheus' HTTP service discovery; a process that ends
-leaves the list, and its series end with it. With `gateway.api_keys_env` all of these ask for a key as the API does
+leaves the list, and its series end with it. A gateway that has just begun answers 503 there until it knows all instances, for
+at most 30 s: Prometheus then keeps the list that it has. With `gateway.api_keys_env` all of these ask for a key as the API does
 (`Authorization: Bearer`).
 
 ```yaml

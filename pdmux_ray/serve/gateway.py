@@ -32,7 +32,7 @@ from pdmux_ray.serve.timelines import trace_json
 from pdmux_ray.serve.tracing import Headers, Trace, open_tracer
 from pdmux_ray.text.tokenizer import Tokenizer
 
-TARGETS_S = 1.0  # a gateway that has not said by then where its metrics are is left out of the list
+TARGETS_S = 1.0  # who has not said by then where its metrics are is left out of the list, but for instances with a line
 
 log = logging.getLogger("ray.serve")
 
@@ -95,10 +95,15 @@ class Gateway:
         return {"id": self._id, "component": Component.GATEWAY, "metrics_address": self._scrape_port.address}
 
     async def targets(self) -> list[dict[str, Any]]:
-        """In the form of Prometheus' HTTP service discovery. A process that has ended is not there any more."""
-        told = {each["id"]: each for each in [await self.describe(), *await describe_all(self._scraped, TARGETS_S)]}
+        """In the form of Prometheus' HTTP service discovery. A process that has ended is not there any more. Raises
+        InstanceUnavailableError when the list would lack instances because this gateway has just begun: Prometheus then keeps
+        the list that it has."""
+        others, instances = await asyncio.gather(
+            describe_all(self._scraped, TARGETS_S), self._links.metrics_addresses(TARGETS_S)
+        )
+        told = {each["id"]: each for each in [await self.describe(), *others]}
         found = [(each["id"], each["component"], each["metrics_address"]) for each in told.values()]
-        found += [(name, Component.INSTANCE, address) for name, address in self._links.metrics_addresses().items()]
+        found += [(name, Component.INSTANCE, address) for name, address in instances.items()]
         same = {"app": self._app, "model": self._model.name}
         return [
             {"targets": [address], "labels": {"instance": name, "component": component, **same}}

@@ -51,7 +51,8 @@ class Backend(Protocol):
     def exposition(self) -> bytes: ...
 
     async def targets(self) -> list[dict[str, Any]]:
-        """Where each process of the application has its metrics, for Prometheus' HTTP service discovery."""
+        """Where each process of the application has its metrics, for Prometheus' HTTP service discovery. Raises
+        InstanceUnavailableError."""
 
     async def timeline(self, instance: str | None, seconds: float) -> bytes:
         """A trace, as JSON, of the last `seconds`. Raises RequestError, InstanceUnavailableError."""

@@ -28,6 +28,8 @@ from pdmux_ray.types import Load, NewRequest, Role
 SEEKING_PERIOD_S = 0.5  # discovery while an instance is missing
 WATCH_PERIOD_S = 1.0  # an instance that hangs at two looks in a row is hung up on, when it has requests that another could take
 
+BEGIN_S = 30.0  # after its begin a gateway says rather that it does not know all instances yet than that there are no more
+
 MIN_RETRY_S, MAX_RETRY_S = 0.5, 30.0  # before a line that did not last is tried again; doubles with each failure
 
 # Seconds to wait at most -> what each instance says of itself (`Instance.describe`), or the error it answered with.
@@ -179,6 +181,7 @@ class Links:
         self._router = router
         self._failures: dict[str, _Failure] = {}  # by instance id
         self._tasks: set[asyncio.Task[None]] = set()
+        self._since_s = time.monotonic()
 
     def start(self) -> None:
         self._keep(asyncio.create_task(self._discover()))
@@ -197,9 +200,17 @@ class Links:
         """Instance id -> its other figures."""
         return {link.instance_id: link.figures for link in self.by_id.values()}
 
-    def metrics_addresses(self) -> dict[str, str]:
-        """Instance id -> where it tells all of its figures."""
-        return {link.instance_id: link.metrics_address for link in self.by_id.values()}
+    async def metrics_addresses(self, timeout_s: float) -> dict[str, str]:
+        """Instance id -> where it tells all of its figures: of those that are linked, and of those that discovery lists within
+        `timeout_s`. Raises InstanceUnavailableError when this gateway has just begun and does not know all."""
+        listed = [each for each in await self._describe_all(timeout_s) if isinstance(each, dict)]
+        found = {each["instance_id"]: each["metrics_address"] for each in listed}
+        found |= {link.instance_id: link.metrics_address for link in self.by_id.values()}
+        if len(found) < self._instances and time.monotonic() - self._since_s < BEGIN_S:
+            raise InstanceUnavailableError(
+                f"This gateway has just begun and knows {len(found)} of {self._instances} instances. Ask again soon."
+            )
+        return found
 
     def context_length(self) -> int | None:
         """Tokens, as the instances say; None while none is linked."""

@@ -24,6 +24,7 @@ from pdmux_ray.types import Load, Role
 
 # An instance that was given a role and has not taken it for so long is thought to have refused it.
 PATIENCE_S = 5.0
+THERE_S = 30.0  # after its begin: who is not there by then is missing
 
 Told: TypeAlias = Mapping[str, float | Mapping[str, float] | Mapping[tuple[str, str], float]]
 
@@ -63,7 +64,8 @@ class Placer:
         self._demand: Demand | None = None
         self._observed: dict[str, Role] = {}
         self._replicas: int | None = None
-        self._newest_s = now  # of the figures; at first, when it began
+        self._began_s = self._newest_s = now  # the newest figures' time is at first its own
+        self._idle_pins: frozenset[str] = frozenset()
 
     def look(self, now: float, seen: Sequence[Seen], figures: FleetFigures | None) -> PlacementPlan:
         """What is to be done now. `figures`: the newest that the source has; None: it has none."""
@@ -86,6 +88,8 @@ class Placer:
         if not self._settings.dry_run:
             self._requested |= {name: (role, now) for name, role in self._plan.changes}
         self._tell(before)
+        if now - self._began_s >= THERE_S:
+            self._tell_idle_pins(seen)
         return self._plan
 
     def refused(self, instance_id: str) -> None:
@@ -108,6 +112,7 @@ class Placer:
             },
             "pdmux_placement_age_seconds": now - self._newest_s,
             "pdmux_placement_stale": float(not fresh(demand, now, self.limits)),
+            "pdmux_placement_idle_pins": float(len(self._idle_pins)),
         }
         if demand is not None:
             found["pdmux_placement_demand"] = {"prefill": demand.prefill, "decode": demand.decode}
@@ -161,6 +166,18 @@ class Placer:
             log.info("Placement: %s, so it %s new roles: %s (%s)", plan.reason.value, would, given, wants)
         elif plan.reason is PlacementReason.STALE and before is not PlacementReason.STALE:
             log.warning("Placement: its figures are missing or older than %.0f s: no role changes", self.limits.stale_s)
+
+    def _tell_idle_pins(self, seen: Sequence[Seen]) -> None:
+        """Pins by an id, which is new at every start. What is wrong with ranks, `PlacementConfig.check` says at the start."""
+        ids = [each.instance_id for each in seen]
+        by_id = [key for key in self._settings.pinned if not key.isdecimal()]
+        before, self._idle_pins = self._idle_pins, frozenset(key for key in by_id if not any(i.startswith(key) for i in ids))
+        for key in sorted(self._idle_pins - before):
+            log.warning(
+                "Placement: no instance's id begins with %r, so this pin holds nobody: `pdmux role` lists the ids, and a rank "
+                "(the first instance's is 0) outlives a start",
+                key,
+            )
 
 
 def limits_of(config: PlacementConfig, topology: TopologyConfig) -> PlacementLimits:

@@ -104,8 +104,8 @@ def test_ports_that_are_named_elsewhere_are_ports_of_the_pods(tmp_path: Path) ->
     assert named["serve"] == document["http_options"]["port"]
     (discovery,) = SCRAPES["spec"]["httpSDConfigs"]
     assert discovery["url"] == f"http://{SERVICE['metadata']['name']}-serve-svc.default.svc:{named['serve']}/metrics/targets"
-    allowed = {port["port"] for rule in POLICY["spec"]["ingress"] for port in rule.get("ports", [])}
-    assert allowed <= set(named.values())
+    allowed = [port for rule in POLICY["spec"]["ingress"] for port in rule.get("ports", [])]
+    assert {port["port"] for port in allowed if "endPort" not in port} <= set(named.values())
 
 
 def test_clients_reach_the_http_port_alone() -> None:
@@ -113,6 +113,18 @@ def test_clients_reach_the_http_port_alone() -> None:
     assert clients["ports"] == [{"port": 8000}]
     everybody = [rule for rule in POLICY["spec"]["ingress"] if not rule.get("from")]
     assert everybody == []
+
+
+def test_prometheus_reaches_the_ports_of_metrics_alone_and_from_labelled_namespaces() -> None:
+    (rule,) = [rule for rule in POLICY["spec"]["ingress"] if "prometheus" in str(rule)]
+    (where,) = rule["from"]
+    assert where["namespaceSelector"]["matchLabels"] == {"pdmux-monitoring": "true"}
+    reached = [range(port["port"], port.get("endPort", port["port"]) + 1) for port in rule["ports"]]
+    named = {port["name"]: port["containerPort"] for container in CONTAINERS for port in container["ports"]}
+    assert {name for name, port in named.items() if any(port in each for each in reached)} == {
+        *(endpoint["port"] for endpoint in PODS["spec"]["podMetricsEndpoints"]),
+        "serve",  # which lists the others
+    }
 
 
 def test_the_pods_are_those_that_policy_and_monitor_select() -> None:

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from starlette.responses import JSONResponse, Response
 
-from pdmux_ray.errors import RequestError
+from pdmux_ray.errors import InstanceUnavailableError, RequestError
 from pdmux_ray.serve import http
 from pdmux_ray.serve.tracing import UNTRACED, Headers, Trace
 
@@ -19,6 +19,7 @@ class Echo:
     """A gateway that answers with the length of what it was sent."""
 
     max_body_bytes = 100
+    begins = False
 
     def __init__(self, *keys: bytes) -> None:
         self.api_keys = frozenset(keys)
@@ -42,6 +43,8 @@ class Echo:
         return b""
 
     async def targets(self) -> list[dict[str, Any]]:
+        if self.begins:
+            raise InstanceUnavailableError("This gateway has just begun.")
         return [{"targets": ["127.0.0.1:1"], "labels": {"component": "gateway"}}]
 
     def instances(self) -> list[dict[str, Any]]:
@@ -173,3 +176,12 @@ async def test_what_tells_of_traffic_asks_for_a_key(path: str) -> None:
 async def test_targets_are_in_the_form_of_prometheus_service_discovery() -> None:
     async with client() as to:
         assert (await to.get("/metrics/targets")).json() == [{"targets": ["127.0.0.1:1"], "labels": {"component": "gateway"}}]
+
+
+async def test_targets_that_are_not_all_known_yet_are_an_error_on_which_prometheus_keeps_its_list() -> None:
+    gateway = Echo()
+    gateway.begins = True
+    transport = httpx.ASGITransport(http.build_http_app(gateway))
+    async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as to:
+        reply = await to.get("/metrics/targets")
+    assert (reply.status_code, reply.json()["error"]["message"]) == (503, "This gateway has just begun.")

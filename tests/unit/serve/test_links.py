@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -95,6 +96,28 @@ async def test_the_placement_sees_each_instance_by_its_newest_rank_and_whether_i
         fleet.listed[1] |= {"ailing": True, "rank": 5}
         await until(lambda: found.seen()[1].rank == 5)
         assert not found.seen()[1].fit
+
+
+async def test_where_metrics_are_is_known_of_instances_without_a_line_too() -> None:
+    fleet = Fleet()
+    async with switchboard(fleet, "linked"), linked(fleet) as found:
+        await until(lambda: len(found.loads()) == 1)
+        fleet.listed.clear()  # discovery does not hear from it
+        fleet.add("new", 1, "token")
+        assert await found.metrics_addresses(1.0) == {"linked": "linked:2", "new": "new:2"}
+
+
+async def test_a_gateway_that_has_just_begun_does_not_say_that_there_are_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    fleet = Fleet()
+    fleet.add("one", 1, "token")
+    found = Links(fleet.describe_all, "g", PERIOD_S, Router(replace(SETTINGS, instances=2)))
+    with pytest.raises(InstanceUnavailableError, match="knows 1 of 2 instances"):
+        await found.metrics_addresses(1.0)
+    fleet.add("two", 1, "token")
+    assert (await found.metrics_addresses(1.0)).keys() == {"one", "two"}
+    monkeypatch.setattr(links, "BEGIN_S", 0.0)
+    fleet.listed.pop()
+    assert (await found.metrics_addresses(1.0)).keys() == {"one"}, "it is known by now that it is gone"
 
 
 async def test_when_all_instances_are_leaving_it_is_not_open_and_says_so() -> None:

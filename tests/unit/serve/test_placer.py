@@ -9,7 +9,7 @@ from pdmux_ray.config import AppConfig, parse_app_config
 from pdmux_ray.policy.decisions import PlacementReason as Why
 from pdmux_ray.policy.demand import FleetFigures
 from pdmux_ray.policy.fake_costs import FakeCosts
-from pdmux_ray.serve.placer import PATIENCE_S, Placer, Seen
+from pdmux_ray.serve.placer import PATIENCE_S, THERE_S, Placer, Seen
 from pdmux_ray.types import Load, Role
 
 COSTS = FakeCosts(units=8, layers=4, weights_s=0.01)
@@ -80,6 +80,21 @@ def test_in_dry_run_it_plans_and_asks_for_nothing(caplog: pytest.LogCaptureFixtu
 def test_a_pin_names_an_instance_by_its_rank_or_the_beginning_of_its_id(pin: str) -> None:
     placer = Placer(config(pinned={pin: "prefill"}), COSTS, 0.0)
     assert placer.look(LATER_S, seen("pdd"), QUIET).changes == (("i1", Role.PREFILL),)
+
+
+def test_a_pin_by_an_id_that_nobody_has_is_a_metric_and_said_once_when_all_had_time_to_come(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    placer = Placer(config(pinned={"i1": "prefill", "old": "prefill", "2": "decode"}), COSTS, 0.0)
+    told = []
+    for now in (1.0, THERE_S, THERE_S + 1):
+        placer.look(now, seen("ppd"), QUIET)
+        told.append(placer.figures(now)["pdmux_placement_idle_pins"])
+    assert told == [0.0, 1.0, 1.0]
+    assert [record.getMessage() for record in caplog.records if "begins with" in record.getMessage()] == [
+        "Placement: no instance's id begins with 'old', so this pin holds nobody: `pdmux role` lists the ids, and a rank (the "
+        "first instance's is 0) outlives a start"
+    ]
 
 
 def test_missing_figures_are_a_metric_and_said_once(caplog: pytest.LogCaptureFixture) -> None:
