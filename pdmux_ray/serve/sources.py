@@ -50,13 +50,14 @@ class Window:
     """The figures of the instances themselves. Owner: whoever looks, about once a second."""
 
     def __init__(self) -> None:
-        self._last: dict[str, _Totals] = {}  # by instance, of those that there were at the last look
+        self._last: dict[str, _Totals] = {}  # by instance, of those that there were at the last look and that had told any
         self._sums: deque[tuple[float, _Totals]] = deque()  # of all, since the begin, by when; the oldest is WINDOW_S old
 
     def take(self, now: float, seen: Sequence[Seen]) -> FleetFigures | None:
-        """Of those that can be given requests; None when there are none, or for the first seconds."""
+        """What all have computed, and what those have to do that can be given requests; None when there are none of these, or
+        for the first seconds."""
         fit = [each for each in seen if each.fit and each.load is not None]
-        self._count(now, fit)
+        self._count(now, [each for each in seen if each.figures])
         (then, before), (_, total) = self._sums[0], self._sums[-1]
         if not fit or now - then < LEAST_S:
             return None
@@ -75,9 +76,9 @@ class Window:
             waiting=sum(load.waiting for load in served),
         )
 
-    def _count(self, now: float, fit: Sequence[Seen]) -> None:
+    def _count(self, now: float, told: Sequence[Seen]) -> None:
         """What one that is new has done before it came is not counted."""
-        totals = {each.instance_id: _totals(each.figures) for each in fit}
+        totals = {each.instance_id: _totals(each.figures) for each in told}
         total = self._sums[-1][1] if self._sums else _Totals()
         for name, its in totals.items():
             total = total.plus(its, self._last.get(name, its))

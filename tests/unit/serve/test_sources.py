@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -62,6 +63,25 @@ def test_what_an_instance_did_before_it_came_does_not_count_nor_does_its_end() -
     for second in range(int(WINDOW_S) + 1):
         there = [*old, instance("b", Role.MUX, generated=9e9)] if second in (5, 6) else old
         found = window.take(float(second), there)
+    assert found is not None
+    assert found.generated_tokens_per_s == 0.0
+
+
+def test_what_an_instance_computes_counts_while_it_can_be_given_no_requests() -> None:
+    window = Window()
+    for second in range(int(WINDOW_S) + 1):
+        one, two = (instance(name, Role.MUX, generated=100.0 * second) for name in "ab")
+        found = window.take(float(second), [one, replace(two, fit=not 4 <= second <= 6)])
+    assert found is not None
+    assert found.generated_tokens_per_s == pytest.approx(200.0)
+
+
+def test_an_instance_that_has_not_told_its_figures_yet_has_done_nothing_that_counts() -> None:
+    """Its line is up a second before them."""
+    window = Window()
+    for second in range(int(WINDOW_S) + 1):
+        new = instance("a", Role.MUX, generated=9e9)
+        found = window.take(float(second), [new if second > 2 else replace(new, figures={})])
     assert found is not None
     assert found.generated_tokens_per_s == 0.0
 
