@@ -8,6 +8,7 @@ that has ended vanish. And no histograms, of which Ray makes sums up.
 from __future__ import annotations
 
 import asyncio
+import logging
 
 from prometheus_client.registry import Collector
 from ray.serve import metrics
@@ -31,6 +32,8 @@ OF_INSTANCE = (
     "pdmux_oldest_waiting_seconds",
 )
 
+log = logging.getLogger("ray.serve")
+
 
 class Mirror:
     """Owner: the replica's event loop. `names`: metrics without labels. Ray exports them as `ray_NAME`, a total without its
@@ -39,6 +42,7 @@ class Mirror:
     def __init__(self, registry: Collector, names: tuple[str, ...]) -> None:
         self._registry = registry
         self._gauges = {name: metrics.Gauge(name.removesuffix("_total"), CATALOG[name].meaning) for name in names}
+        self._trouble: str | None = None  # that the log has last
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     def close(self) -> None:
@@ -46,8 +50,19 @@ class Mirror:
 
     async def _run(self) -> None:
         while True:
-            for family in self._registry.collect():
-                for sample in family.samples:
-                    if sample.name in self._gauges:
-                        self._gauges[sample.name].set(sample.value)
+            trouble = None
+            try:
+                self._copy()
+            except Exception as error:  # of whatever tells a figure: the next time it may do so again
+                trouble = repr(error)
+            if trouble is not None and trouble != self._trouble:
+                log.warning("Figures for Ray's dashboard are missing: %s", trouble)
+            self._trouble = trouble
             await asyncio.sleep(PERIOD_S)
+
+    def _copy(self) -> None:
+        """As they are now. Raises what the registry raises."""
+        for family in self._registry.collect():
+            for sample in family.samples:
+                if sample.name in self._gauges:
+                    self._gauges[sample.name].set(sample.value)

@@ -6,15 +6,19 @@ to the deployment of the instances. Delays and bounds are Serve's own (`placemen
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
 from ray.serve.config import AutoscalingConfig, AutoscalingContext, AutoscalingPolicy
 
+from pdmux_ray.config import SCALING_POLICY
 from pdmux_ray.config_placement import ReplicasConfig
 
 CONTROLLER, INSTANCES = "Placement", "Instance"  # deployments
 WANTED = "pdmux_wanted_instances"  # name of what the controller reports
+
+log = logging.getLogger("ray.serve")
 
 
 class FollowPlan:
@@ -39,6 +43,25 @@ def keep(context: AutoscalingContext) -> tuple[int, dict[str, Any]]:
     return context.target_num_replicas, {}
 
 
+class KeepAndSay:
+    """`keep`, of the instances. Serve asks it only where the application has no policy, so `placement.replicas` does nothing:
+    its controller's log says so, once."""
+
+    def __init__(self) -> None:
+        self._said = False
+
+    def __call__(self, context: AutoscalingContext) -> tuple[int, dict[str, Any]]:
+        if not self._said:
+            self._said = True
+            log.error(
+                "placement.replicas does nothing: the application %s has no autoscaling_policy. Add, beside its import_path: "
+                'autoscaling_policy: {policy_function: "%s"}',
+                context.app_name,
+                SCALING_POLICY,
+            )
+        return keep(context)
+
+
 def instances_between(config: ReplicasConfig, now: int) -> AutoscalingConfig:
     """Of the deployment of the instances. `now`: how many there are at first."""
     return AutoscalingConfig(
@@ -47,7 +70,7 @@ def instances_between(config: ReplicasConfig, now: int) -> AutoscalingConfig:
         initial_replicas=min(max(now, config.min), config.max),
         upscale_delay_s=config.up_s,
         downscale_delay_s=config.down_s,
-        policy=AutoscalingPolicy(policy_function=f"{__name__}:keep"),
+        policy=AutoscalingPolicy(policy_function=f"{__name__}:KeepAndSay"),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import logging
 import sys
 import time
 from collections.abc import Iterator
@@ -82,9 +83,11 @@ def ask(app: App, seed: int) -> int:
 
 def test_long_answers_make_an_instance_decode_and_none_of_them_fails(placed: Placed) -> None:
     assert placed.roles() == ["decode", "prefill", "prefill"]
+    changes = placed.metric("pdmux_role_changes_total")
     with ThreadPoolExecutor(REQUESTS) as clients:
         answers = [clients.submit(ask, placed, seed) for seed in range(REQUESTS)]
         wait_until(lambda: placed.roles() == ["decode", "decode", "prefill"], 30)
+        wait_until(lambda: placed.metric("pdmux_role_changes_total") == changes + 1, 30)  # with the next heartbeat
         assert [answer.result() for answer in answers] == [TOKENS] * REQUESTS
     told = controller_figures(placed.url)
     assert told['pdmux_placement_decisions_total{reason="more_decode"}'] == 1
@@ -105,21 +108,25 @@ def test_a_controller_that_begins_anew_leaves_the_roles_as_they_are(placed: Plac
     assert controller_figures(placed.url)['pdmux_placement_decisions_total{reason="more_prefill"}'] == 0
 
 
-def wanted(reports: list[float], instances: int) -> dict[str, int]:
-    """By deployment, of a controller that has reported so, as Serve asks its policy."""
-    from ray.serve._private.common import DeploymentID, TimeStampedValue
+def context(name: str, count: int, metrics: dict[str, Any]) -> Any:
+    """What Serve knows of a deployment, as it tells a policy."""
+    from ray.serve._private.common import DeploymentID
     from ray.serve.config import AutoscalingContext
 
-    from pdmux_ray.serve.scaling import WANTED, FollowPlan, keep
+    names = {"deployment_id": DeploymentID(name, "app"), "deployment_name": name, "app_name": "app"}
+    counts = {"current_num_replicas": count, "target_num_replicas": count, "running_replicas": []}
+    load = {"total_num_requests": 0.0, "total_queued_requests": 0.0, "aggregated_metrics": {}, "raw_metrics": metrics}
+    bounds = {"capacity_adjusted_min_replicas": 1, "capacity_adjusted_max_replicas": 8}
+    times = {"last_scale_up_time": None, "last_scale_down_time": None, "current_time": 0.0}
+    rest: dict[str, Any] = {"policy_state": {}, **times}
+    return AutoscalingContext(**names, **counts, **load, **bounds, **rest, config=None)
 
-    def context(name: str, count: int, metrics: dict[str, Any]) -> AutoscalingContext:
-        names = {"deployment_id": DeploymentID(name, "app"), "deployment_name": name, "app_name": "app"}
-        counts = {"current_num_replicas": count, "target_num_replicas": count, "running_replicas": []}
-        load = {"total_num_requests": 0.0, "total_queued_requests": 0.0, "aggregated_metrics": {}, "raw_metrics": metrics}
-        bounds = {"capacity_adjusted_min_replicas": 1, "capacity_adjusted_max_replicas": 8}
-        times = {"last_scale_up_time": None, "last_scale_down_time": None, "current_time": 0.0}
-        rest: dict[str, Any] = {"policy_state": {}, **times}
-        return AutoscalingContext(**names, **counts, **load, **bounds, **rest, config=None)
+
+def wanted(reports: list[float], instances: int) -> dict[str, int]:
+    """By deployment, of a controller that has reported so, as Serve asks its policy."""
+    from ray.serve._private.common import TimeStampedValue
+
+    from pdmux_ray.serve.scaling import WANTED, FollowPlan, keep
 
     series = [TimeStampedValue(float(at), value) for at, value in enumerate(reports)]
     told = {WANTED: {"replica": series}} if series else {}
@@ -132,6 +139,18 @@ def wanted(reports: list[float], instances: int) -> dict[str, int]:
 def test_serve_s_policy_wants_of_the_instances_alone_what_the_controller_said_last() -> None:
     assert wanted([3.0, 5.0], 4) == {"Instance": 5}
     assert wanted([], 4) == {}
+
+
+def test_without_the_application_s_policy_the_number_stays_and_serve_s_log_says_so_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    from pdmux_ray.config_placement import ReplicasConfig
+    from pdmux_ray.serve.scaling import instances_between
+
+    policy = instances_between(ReplicasConfig(min=1, max=4), 3).policy.get_policy()()
+    with caplog.at_level(logging.ERROR, "ray.serve"):
+        assert [policy(context("Instance", count, {}))[0] for count in (3, 2)] == [3, 2]
+    assert caplog.text.count("placement.replicas does nothing: the application app has no autoscaling_policy") == 1
 
 
 def test_serve_starts_as_many_instances_as_the_load_wants(tmp_path: Path) -> None:
