@@ -1,4 +1,4 @@
-"""A Prometheus on loopback that scrapes one server and evaluates the project's rules: Debian's package `prometheus`."""
+"""A Prometheus on loopback that scrapes one application and evaluates the project's rules: Debian's package `prometheus`."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ import subprocess
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
+from typing import TypeAlias
 
 import yaml
 
@@ -19,6 +21,9 @@ from pdmux_ray.errors import ConfigError, PdmuxError
 
 RULES = Path(__file__).parents[2] / "dashboards" / "rules.yaml"
 READY_S = 30.0
+
+Targets: TypeAlias = Mapping[str, Mapping[str, str]]  # address -> labels
+NOBODY: Targets = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,19 +37,26 @@ class PrometheusServer:
         self.process.wait(READY_S)
 
 
+def tool(name: str) -> str:
+    """The path of `prometheus` or `promtool`. Raises ConfigError when this machine has none."""
+    path = shutil.which(name)
+    if path is None:
+        raise ConfigError(f"there is no `{name}` on this machine: apt-get install --no-install-recommends prometheus")
+    return path
+
+
 @contextlib.contextmanager
-def scraping(app_url: str, port: int | None = None, every_s: float = 2.0, rules: Path = RULES) -> Iterator[PrometheusServer]:
+def scraping(
+    app_url: str, port: int | None = None, every_s: float = 2.0, others: Targets = NOBODY
+) -> Iterator[PrometheusServer]:
     """Until the end, or `stop`. `app_url`: of the server, which tells its targets; it need not be up yet.
 
     Raises ConfigError when there is no Prometheus on this machine, PdmuxError when it does not start.
     """
-    binary = shutil.which("prometheus")
-    if binary is None:
-        raise ConfigError("there is no `prometheus` on this machine: install Debian's package of that name")
-    port = port or free_port()
+    binary, port = tool("prometheus"), port or free_port()
     with tempfile.TemporaryDirectory(prefix="prometheus-") as folder:
         config = Path(folder) / "prometheus.yml"
-        config.write_text(yaml.safe_dump(configuration(app_url, every_s, rules)), encoding="utf-8")
+        config.write_text(yaml.safe_dump(configuration(app_url, every_s, others)), encoding="utf-8")
         command = [binary, f"--config.file={config}", f"--storage.tsdb.path={folder}/data"]
         with (Path(folder) / "log").open("wb") as log:
             started = subprocess.Popen([*command, f"--web.listen-address=127.0.0.1:{port}"], stdout=log, stderr=log)
@@ -56,14 +68,18 @@ def scraping(app_url: str, port: int | None = None, every_s: float = 2.0, rules:
             server.stop()
 
 
-def configuration(app_url: str, every_s: float, rules: Path = RULES) -> dict[str, object]:
+def configuration(app_url: str, every_s: float, others: Targets = NOBODY) -> dict[str, object]:
     """Rules are evaluated as often as their groups say."""
     found = {"url": f"{app_url.rstrip('/')}/metrics/targets", "refresh_interval": "2s"}
     period = f"{round(every_s * 1000)}ms"
+    static = [{"targets": [address], "labels": dict(labels)} for address, labels in others.items()]
     return {
         "global": {"scrape_interval": period, "scrape_timeout": period, "evaluation_interval": period},
-        "rule_files": [str(rules.absolute())],
-        "scrape_configs": [{"job_name": "pdmux", "http_sd_configs": [found]}],
+        "rule_files": [str(RULES)],
+        "scrape_configs": [
+            {"job_name": "pdmux", "http_sd_configs": [found]},
+            {"job_name": "others", "static_configs": static},
+        ],
     }
 
 

@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from pdmux_ray import cli
+from pdmux_ray.bench import prometheus_server
 from pdmux_ray.bench.load.client import Dialect, Target
 from pdmux_ray.bench.load.generator import Options, open_loop, run
 from pdmux_ray.config import (
@@ -27,10 +28,10 @@ from pdmux_ray.config import (
     FakeConfig,
     GatewayConfig,
     MultiplexConfig,
-    PlacementConfig,
     SloConfig,
     TopologyConfig,
 )
+from pdmux_ray.config_placement import PlacementConfig
 from pdmux_ray.metrics.catalog import CATALOG
 from pdmux_ray.metrics.dashboards import DASHBOARDS
 from pdmux_ray.metrics.dashboards.answers import Span, choices
@@ -45,7 +46,6 @@ from pdmux_ray.metrics.rules import rules
 from pdmux_ray.metrics.summary import RunSummary, summarize_run
 from pdmux_ray.serve.scrape_port import ScrapePort
 from pdmux_ray.workload.requests import Ask, PlannedRequest
-from tests.ray import prometheus_server
 from tests.ray.conftest import fake_engine
 from tests.ray.test_disaggregated import Pair
 from tests.ray.test_operation import wait_until
@@ -55,13 +55,16 @@ pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("nixl") is None, reason="NIXL is not installed (extra nixl)"),
 ]
 
-# What requests are judged by: no time of a fleet that is not busy with other things is near.
-TTFT_S, ITL_S = 1.6, 1.0
-LONG, SHORT, ANSWER = 160, 40, 24  # tokens; a long prompt takes longer than TTFT_S
-REQUESTS, GAP_S = 28, 1.5  # so far apart that few wait for each other
-WINDOW_S = 60.0  # of rates
-SETTLE_S = 7.0  # until the rules have seen what came last
+# What requests are judged by. A first token comes after 1.2 or 4.8 s: neither is near it, and the ways between client, gateway
+# and instance, which either side measures otherwise, are short beside it also on a machine that is busy with other things.
+TTFT_S, ITL_S = 2.8, 2.0
+LONG, SHORT, ANSWER = 160, 40, 24  # tokens
+REQUESTS, GAP_S = 15, 2.6  # so far apart that few wait for each other
+WINDOW_S = 60.0  # of rates; a few seconds longer than the load takes
+SCRAPE_S = 0.5
+LAST = 3  # scrapes of each target that must have succeeded before Prometheus is asked: two of them before the rules looked
 CLOSE = 0.02
+TARGETS = 5  # gateway, two instances, the controller, and what `profiled` makes up
 OF_A_PROFILE = ["Times above their bound", "Correction of the profile", "Kinds of work that drift"]
 RULES = [rule for group in rules()["groups"] for rule in group["rules"]]
 # What a reader chooses of each dashboard: one instance is that which decodes, and some of the prompts' prefills are its own.
@@ -70,7 +73,7 @@ CONFIG = AppConfig(
     served_model_name="demo",
     topology=TopologyConfig(prefill=1, mux=1),
     engine=fake_engine(
-        fake=FakeConfig(step_s=0.05, prefill_s_per_token=0.015),
+        fake=FakeConfig(step_s=0.05, prefill_s_per_token=0.03),
         mode="auto",
         multiplex=MultiplexConfig(ttft_s=TTFT_S, itl_s=0.3),
     ),
@@ -104,27 +107,37 @@ class Measured:
 
 
 @pytest.fixture(scope="module")
-def measured(served: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Measured]:
+def measured(served: str) -> Iterator[Measured]:
     from ray import serve
 
     from pdmux_ray.serve.app import build_app
 
-    folder = tmp_path_factory.mktemp("prometheus")
     serve.run(build_app(CONFIG), name="metered", route_prefix="/metered")
     app = Pair(f"{served}/metered", "metered")
     try:
-        with (
-            profiled() as others,
-            prometheus_server.running(f"{app.url}/metrics/targets", folder, others=others) as prometheus,
-        ):
+        with profiled() as others, prometheus_server.scraping(app.url, every_s=SCRAPE_S, others=others) as running:
+            prometheus = Prometheus(running.url)
             wait_until(lambda: {each["role"] for each in app.instances() if not each["trouble"]} == {"prefill", "mux"}, 60)
-            wait_until(lambda: len(prometheus.query("up == 1")) == 5, 60)  # gateway, two instances, the controller, profiled
+            wait_until(lambda: len(prometheus.query("up == 1")) == TARGETS, 60)
+            begin_s = time.time()
             summary, lifelines = _offer(app)
-            time.sleep(SETTLE_S)
-            wait_until(lambda: len(prometheus.query("up == 1")) == 5, 30)  # a scrape that failed leaves gauges without a value
-            yield Measured(app, prometheus, time.time(), summary, lifelines)
+            wait_until(lambda: not app.busy(), 30)
+            yield Measured(app, prometheus, _moment(prometheus, begin_s, time.time()), summary, lifelines)
     finally:
         serve.delete("metered")
+
+
+def _moment(prometheus: Prometheus, begin_s: float, idle_s: float) -> float:
+    """At which Prometheus is to be asked: it has found everybody just before, since all was done, and before all began."""
+    while True:
+        at_s = time.time()
+        assert at_s < begin_s + WINDOW_S, "the load, and the wait for scrapes after it, took longer than a window of rates"
+        time.sleep(2 * SCRAPE_S)  # what is scraped by then is there by now
+        scrapes = [[at for at, up in series.points if up == 1] for series in prometheus.query(f"up[{WINDOW_S:g}s]", at_s)]
+        first_s, since = [each[0] for each in scrapes if each], at_s - LAST * SCRAPE_S
+        found = [sum(at > since for at in each) for each in scrapes]
+        if since > idle_s and len(first_s) == TARGETS and max(first_s) < begin_s and min(found) >= LAST:
+            return at_s
 
 
 @contextlib.contextmanager
@@ -297,7 +310,7 @@ def test_every_dashboard_is_drawn_without_grafana(
 ) -> None:
     path = tmp_path / f"{name}.{form}"
     given = [word for variable, value in GIVEN[name].items() for word in (f"--{variable}", value)]
-    options = ["--render", measured.prometheus.url, "--dashboard", name, "--seconds", "60", *given, "--out", str(path)]
+    options = ["--render", measured.prometheus.url, "--dashboard", name, "--seconds", "300", *given, "--out", str(path)]
     assert cli.main(["dashboards", *options]) == 0
     empty = capsys.readouterr().out.strip().partition("; without data: ")[2]
     assert empty.split(", ") == (OF_A_PROFILE if name == "instance" else [""])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.ray.prometheus_server import tool
+from pdmux_ray.bench.prometheus_server import tool
 
 pytestmark = pytest.mark.ray
 
