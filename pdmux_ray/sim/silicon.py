@@ -21,6 +21,7 @@ import logging
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from pdmux_ray.errors import ConfigError
 from pdmux_ray.latency.features import BATCH_KNOTS, TOKEN_KNOTS
 from pdmux_ray.latency.model import FittedCosts
 from pdmux_ray.sim.device import DeviceModel
-from pdmux_ray.sim.gpu import ASSUMED, BLOCK_S, GPUS, Gpu, GpuModel, device_with
+from pdmux_ray.sim.gpu import ASSUMED, BLOCK_S, GPUS, Gpu, GpuModel, check_group, device_with
 from pdmux_ray.sim.sm_share import Assumptions, Ramp, WholeTimes, parameters_of
 
 SYSTEMS = {"H200": "h200_sxm", "H100": "h100_sxm", "B200": "b200_sxm", "A100": "a100_sxm", "A800": "a100_sxm"}
@@ -42,11 +43,11 @@ MOST_ROWS = 256  # of a decode batch, up to which the slope after the last knot 
 
 
 def device_model(gpu: Gpu, model: GpuModel, page_size: int = 16, *, tp: int = 1, assume: Assumptions = ASSUMED) -> DeviceModel:
-    """As `gpu.device_model`, with measured times. About a second. Raises ConfigError."""
+    """As `gpu.device_model`, with measured times. About a second, once a process. Raises ConfigError."""
     key = next((name for name, each in GPUS.items() if each.name == gpu.name), None)
     if key is None:
         raise ConfigError(f"no measured step times of {gpu.name}. Take one of {', '.join(SYSTEMS)}, or --costs roofline.")
-    times = whole_times(_compiled(model, SYSTEMS[key], tp))
+    times = _measured(gpu, model, SYSTEMS[key], tp)
     parameters = parameters_of(times, model.layers, gpu.units, gpu.decode_slower, gpu.bytes_per_s, assume)
     return device_with(FittedCosts(parameters), gpu, model, page_size, tp=tp, assume=assume)
 
@@ -111,22 +112,32 @@ def _parts(operations: list[tuple[str, float, float, str]]) -> _Parts:
     return _Parts(attention / 1e3, exchange / 1e3, sum(ms for _, ms, _, _ in operations) / 1e3 - (attention + exchange) / 1e3)
 
 
-def _compiled(model: GpuModel, system: str, tp: int) -> Any:
-    """An `EngineHandle`. Raises ConfigError."""
+def _measured(gpu: Gpu, model: GpuModel, system: str, tp: int) -> WholeTimes:
+    """Raises ConfigError."""
+    check_installed()
+    check_group(model, tp)
     with tempfile.TemporaryDirectory() as directory:
         (Path(directory) / "config.json").write_text(json.dumps(_config(model)), encoding="utf-8")
-        return compiled(directory, system, BACKEND, tp_size=tp)
+        try:
+            return whole_times(compiled(directory, system, BACKEND, tp_size=tp))
+        except Exception as error:  # of many kinds, by what is missing
+            raise ConfigError(f"aiconfigurator has no times of {model.name} on {tp} x {gpu.name}: {error}") from None
+
+
+def check_installed() -> None:
+    """Raises ConfigError."""
+    if find_spec("aiconfigurator_core") is None:
+        raise ConfigError(
+            "aiconfigurator-core is not installed, which silicon costs are from. Install pdmux-ray[silicon], or take roofline."
+        )
 
 
 def compiled(model_path: str, system: str, backend: str, **arguments: Any) -> Any:
     """An `EngineHandle` of aiconfigurator. Raises ConfigError when it is not installed; what it raises for what it has no data
     of."""
-    try:
-        from aiconfigurator_core.sdk.engine import EngineHandle
-    except ImportError:
-        raise ConfigError(
-            "aiconfigurator-core is not installed, which silicon costs are from. Install pdmux-ray[silicon], or take roofline."
-        ) from None
+    check_installed()
+    from aiconfigurator_core.sdk.engine import EngineHandle
+
     logging.getLogger("aiconfigurator_core").setLevel(logging.ERROR)  # it warns of tables that dense models have no use for
     return EngineHandle.compile(model_path, system, backend, **arguments)
 
