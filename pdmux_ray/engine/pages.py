@@ -26,6 +26,7 @@ from hashlib import blake2b
 
 from pdmux_ray.errors import IntegrityError
 
+LOOKS = 8  # at the counts by owner, of somebody who is not the pool's
 _DIGEST_BYTES = 32
 ROOT_DIGEST = bytes(_DIGEST_BYTES)  # stands before the first page of a sequence
 
@@ -112,15 +113,24 @@ class PagePool:
         return self._quarantined
 
     def by_owner(self) -> dict[str, int]:
-        """How many pages are in each state, together all of them. From any thread."""
-        counts = {
+        """How many pages are in each state, together all of them. From any thread: a page that changes its state between two of
+        the counts would be in both or in neither, so two looks must agree."""
+        counts = self._counts()
+        for _ in range(LOOKS):
+            counts, before = self._counts(), counts
+            if counts == before:
+                break
+        counts[PageState.HELD] = self.pages - sum(counts.values())
+        return {state.value: counts[state] for state in PageState}
+
+    def _counts(self) -> dict[PageState, int]:
+        """Of those that are not HELD."""
+        return {
             PageState.FREE: self.available - len(self._cached),
             PageState.CACHED: len(self._cached),
             PageState.LEASED: self.leased,
             PageState.QUARANTINED: self.quarantined,
         }
-        counts[PageState.HELD] = self.pages - sum(counts.values())
-        return {state.value: counts[state] for state in PageState}
 
     def state(self, page: int) -> PageState:
         holders = self._holders[page]

@@ -16,7 +16,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
-from itertools import count, islice
+from itertools import count
 from math import inf
 from typing import Any, NamedTuple, TypeAlias
 
@@ -26,7 +26,7 @@ from pdmux_ray.policy.views import Estimate
 from pdmux_ray.types import ONE_PASS_MODES, Mode
 
 KEPT = 32_768  # records: minutes of steps of 20 ms, about 10 MB
-LATEST = 256  # records that a guard factor is of
+LATEST = 256  # estimates that a guard factor is of
 PAGE = 1_024  # records that `since` answers at most: written as JSON in about 3 ms, for which the instance's rest waits
 
 
@@ -131,6 +131,7 @@ class Timeline:
         self.times = StepTimes()
         self._one_pass = (mode if mode in ONE_PASS_MODES else Mode.CHUNKED).value
         self._records: deque[Record] = deque(maxlen=kept)
+        self._estimates: deque[Estimate] = deque(maxlen=LATEST)  # of the latest steps and blocks that were predicted
         self._numbers = count()
 
     def arrived(self, at_s: float, request_id: str, prompt_tokens: int) -> None:
@@ -161,6 +162,8 @@ class Timeline:
         for end_s, estimate in zip(ends_s, estimates, strict=True):
             predicted_s, bound_s = estimate or (None, None)
             note(kind, end_s - begin_s, predicted_s)
+            if estimate is not None:
+                self._estimates.append(estimate)
             append(Step("step", next(numbers), begin_s, end_s, *about, predicted_s, bound_s, *after))
             begin_s = end_s
 
@@ -169,6 +172,8 @@ class Timeline:
         assert use.block is not None
         predicted_s, bound_s = use.block_s or (None, None)
         self.times.note("prefill", end_s - begin_s, predicted_s)
+        if use.block_s is not None:
+            self._estimates.append(use.block_s)
         self._records.append(
             PrefillBlock(
                 "block",
@@ -193,10 +198,9 @@ class Timeline:
 
     def guard_factor(self) -> float | None:
         """Bounds over predictions of the latest steps and blocks; None when none was predicted. From any thread."""
-        latest = islice(reversed(tuple(self._records)), LATEST)
-        told = [record for record in latest if isinstance(record, Step | PrefillBlock) and record.predicted_s is not None]
-        predicted_s = sum([record.predicted_s for record in told if record.predicted_s is not None])
-        return sum([record.bound_s for record in told if record.bound_s is not None]) / predicted_s if predicted_s else None
+        latest = tuple(self._estimates)  # at once: the step loop may append
+        predicted_s = sum([estimate.predicted_s for estimate in latest])
+        return sum([estimate.bound_s for estimate in latest]) / predicted_s if predicted_s else None
 
     def since(self, number: int, begin_s: float = -inf, most: int = PAGE) -> list[Record]:
         """The oldest records that are still there, from `number` and about `begin_s` on, at most so many. From any thread."""

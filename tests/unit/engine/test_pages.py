@@ -47,6 +47,24 @@ def test_a_taken_page_is_held_and_a_released_one_is_free() -> None:
     pool.check_integrity([])
 
 
+class Moving(PagePool):
+    """While it is counted first, its owner goes on: a free page is taken, published and cached."""
+
+    moved = False
+
+    @property
+    def leased(self) -> int:
+        if not self.moved:
+            self.moved = True
+            self.release(publish(self, [1, 2]))
+        return super().leased
+
+
+def test_counts_by_owner_are_of_one_moment_while_the_owner_goes_on() -> None:
+    pool = Moving(4, 2)
+    assert pool.by_owner() == {"free": 3, "cached": 1, "held": 0, "leased": 0, "quarantined": 0}
+
+
 def test_more_pages_than_there_are_is_a_breach_and_takes_none() -> None:
     pool = PagePool(4, 2)
     with pytest.raises(IntegrityError, match="5 pages were asked for, 4 of 4"):
