@@ -98,7 +98,7 @@ def _variable(variable: Variable, one_instance: bool) -> Json:
         "regex": f'/[{{,]{variable.name}="([^"]*)"/' if variable.computed else "",
         "multi": several,
         "includeAll": several,
-        "current": {"text": ["All"], "value": ["$__all"]} if several else {},
+        **({"current": {"text": ["All"], "value": ["$__all"]}} if several else {}),
         "hide": 0,
         "options": [],
         "refresh": 2,  # also when the time range changes
