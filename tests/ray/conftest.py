@@ -44,18 +44,26 @@ class App:
         text = _http.get(f"{self.url}/metrics", headers={"authorization": f"Bearer {key}"} if key else {}).text
         return sum(map(float, re.findall(rf"^{name}\{{[^}}]*{re.escape(labels)}[^}}]*\}} (\S+)$", text, re.MULTILINE)))
 
-    def busy(self) -> bool:
+    def busy(self, key: str = "") -> bool:
         """Whether any request holds pages or waits."""
-        values = re.findall(
-            r"^pdmux_instance_(?:running|waiting)_requests\{.* (\S+)$", _http.get(f"{self.url}/metrics").text, re.M
-        )
-        return any(map(float, values))
+        return any(self.metric(f"pdmux_instance_{what}_requests", key=key) for what in ("running", "waiting"))
 
     def wait_until_healthy(self, timeout_s: float = 60) -> None:
         end_s = time.monotonic() + timeout_s
         while _http.get(f"{self.url}/health").status_code != 200:
             assert time.monotonic() < end_s, "not healthy in time"
             time.sleep(0.1)
+
+    def wait_until_linked(self, instances: int, key: str = "", timeout_s: float = 60) -> None:
+        """It is healthy as soon as one instance is linked; until all are, and have told their figures."""
+        end_s = time.monotonic() + timeout_s
+        while len(self._instances_that_told(key)) != instances:
+            assert time.monotonic() < end_s, "not every instance was linked in time"
+            time.sleep(0.1)
+
+    def _instances_that_told(self, key: str) -> set[str]:
+        text = _http.get(f"{self.url}/metrics", headers={"authorization": f"Bearer {key}"} if key else {}).text
+        return set(re.findall(r'^pdmux_steps_total\{[^}]*instance="([^"]*)"', text, re.MULTILINE))
 
 
 def replicas(app: App, deployment: str) -> list[int]:
@@ -144,7 +152,7 @@ def either(request: pytest.FixtureRequest) -> Iterator[App]:
 def _left_clean(app: App) -> Iterator[App]:
     app.wait_until_healthy()
     yield app
-    end_s = time.monotonic() + 5
+    end_s = time.monotonic() + 30
     while app.busy():
         assert time.monotonic() < end_s, "the test has left a request running"
         time.sleep(0.05)
@@ -154,7 +162,7 @@ def _left_clean(app: App) -> Iterator[App]:
 def keyed(served: str) -> App:
     """Asks for a key; two instances that run one request each and let two wait."""
     app = App(f"{served}/keyed", "app-keyed")
-    app.wait_until_healthy()
+    app.wait_until_linked(2, key="first-key")
     return app
 
 

@@ -51,5 +51,5 @@ def test_pages_that_an_instance_frozen_for_ever_could_write_into_come_back_when_
         assert answer.result() == ask(app, 7)
     assert mortal.metric("pdmux_instance_quarantined_pages") > 0
     wait_until(lambda: not Path(f"/proc/{pid}").exists(), 90)
-    wait_until(lambda: mortal.metric("pdmux_instance_quarantined_pages") == 0, 10)
+    wait_until(lambda: mortal.metric("pdmux_instance_quarantined_pages") == 0, 30)
     wait_until(mortal.joined, 60)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections import Counter
 from typing import Any
 
 import httpx
@@ -91,14 +92,13 @@ def test_instances_that_are_replaced_leave_no_series_behind(keyed: App) -> None:
     def ids() -> set[str]:
         return {each["labels"]["instance"] for each in targets(keyed) if each["labels"]["component"] == "instance"}
 
-    def series() -> tuple[int, int]:
-        """On the front, and on all ports."""
+    def series() -> tuple[Counter[str], Counter[str]]:
+        """How many of each name, on the front and on all ports."""
         front = httpx.get(f"{keyed.url}/metrics", headers=KEY, timeout=30).text
         ports = [scraped(address) for each in targets(keyed) for address in each["targets"]]
-        return sum(not line.startswith("#") for line in front.splitlines()), sum(map(len, ports))
+        named = [line.partition("{")[0].split()[0] for line in front.splitlines() if not line.startswith("#")]
+        return Counter(named), Counter(sample.name for found in ports for sample in found)
 
-    keyed.wait_until_healthy()
-    wait_until(lambda: len(ids()) == 2, 60)
     before = series()
     for _ in range(2):
         gone = ids()
@@ -107,4 +107,5 @@ def test_instances_that_are_replaced_leave_no_series_behind(keyed: App) -> None:
         wait_until(lambda gone=gone: len(ids()) == 2 and not ids() & gone, 90)  # type: ignore[misc]
         front = httpx.get(f"{keyed.url}/metrics", headers=KEY, timeout=30).text
         assert not [name for name in gone if name in front]
-    wait_until(lambda: series() == before, 10)  # the first heartbeat brings the figures
+    keyed.wait_until_linked(2, key="first-key")
+    assert series() == before
