@@ -62,7 +62,7 @@ def limits(panel: Panel) -> str:
     if not panel.thresholds.steps:
         return ""
     begins = ", ".join(f"{_WORDS[level].lower()} from {figure(value, panel.unit)}" for value, level in panel.thresholds.steps)
-    return f"{_WORDS[panel.thresholds.base]}, {begins}."
+    return f"{_WORDS[panel.thresholds.base]} below {figure(panel.thresholds.steps[0][0], panel.unit)}, {begins}."
 
 
 def chosen(curves: Sequence[Curve]) -> tuple[list[Curve], str]:

@@ -65,7 +65,7 @@ def test_a_figure_has_its_unit(value: float, unit: Unit, text: str) -> None:
 
 def test_thresholds_are_said_in_words() -> None:
     limited = Panel("Title", "What.", SHARE, warns_from(0.02, bad=0.05), ())
-    assert panels.limits(limited) == "Fine, a warning from 2 %, bad from 5 %."
+    assert panels.limits(limited) == "Fine below 2 %, a warning from 2 %, bad from 5 %."
     assert panels.limits(PLAIN) == ""
 
 
