@@ -288,6 +288,8 @@ class Endpoint:
             self.stats.fenced[FenceReason.STALE_EPOCH] += 1
             return
         try:
+            if written and len(data) > self.limits.max_note_bytes:
+                raise MalformedError(f"a note of {len(data)} bytes; at most {self.limits.max_note_bytes} are taken")
             message = decode(data, self.limits)
             if isinstance(message, Note) is not written:
                 raise MalformedError(f"a {type(message).__name__} that came the wrong way")

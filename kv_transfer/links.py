@@ -63,12 +63,10 @@ class Links:
         """None is up any more."""
         self._up.clear()
 
-    def down(self, peer: str, epoch: int) -> bool:
-        """Whether it was up."""
-        if self.get(peer, epoch) is None:
-            return False
-        del self._up[peer]
-        return True
+    def down(self, peer: str, epoch: int) -> None:
+        """This start of the peer is not up any more; another one stays."""
+        if self.get(peer, epoch) is not None:
+            del self._up[peer]
 
     def get(self, peer: str, epoch: int | None = None) -> Link | None:
         """The link to this start of the peer (or to any), if it is up."""

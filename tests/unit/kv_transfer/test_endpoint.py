@@ -22,7 +22,7 @@ from kv_transfer.messages import Ended, Note, encode
 from kv_transfer.weather import Weather
 from tests.examples import tried
 
-from .fleet import LAYOUT, PROMPT, SLOW, Fleet, lost
+from .fleet import LAYOUT, LIMITS, PROMPT, SLOW, Fleet, lost
 
 # --- nothing goes wrong ---
 
@@ -196,6 +196,19 @@ def test_no_frame_stops_an_endpoint(frames: list[bytes]) -> None:
     d.fetch("P", PROMPT[:5])
     fleet.run(1.0)
     fleet.check()
+
+
+def test_a_note_that_is_longer_than_any_is_refused_and_counted(fleet: Fleet) -> None:
+    p, d = fleet.pair()
+    p.stuck = True
+    handoff = d.fetch("P", PROMPT)
+    fleet.run(0.1)
+    digest = d.endpoint._receivers._records[handoff.serial].session.ticket.digest
+    note = encode(Note(handoff.serial, digest, range(LAYOUT.layers), range(len(PROMPT)), None))
+    d.transport.push(Notified("P", p.endpoint.epoch, note.ljust(LIMITS.max_note_bytes + 1)))
+    fleet.run(0.1)
+    assert d.results[handoff] == []
+    assert +d.endpoint.stats.fenced == {FenceReason.MALFORMED: 1}
 
 
 @pytest.mark.parametrize(
