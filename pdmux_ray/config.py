@@ -19,7 +19,7 @@ from pdmux_ray.config_base import FROZEN, NonNegativeInt, PositiveFloat, Positiv
 from pdmux_ray.config_placement import PlacementConfig
 from pdmux_ray.config_transfer import TransferConfig as TransferConfig
 from pdmux_ray.errors import ConfigError
-from pdmux_ray.types import Mode, Role
+from pdmux_ray.types import Mode, Role, RoutePolicy
 
 CPU_KV_CACHE_GIB = 1.0
 
@@ -132,8 +132,8 @@ class EngineConfig(_Frozen):
 class RoutingConfig(_Frozen):
     """Where requests are prefilled, in an application with a topology."""
 
-    # predict: by predicted latency (engine.multiplex.profile); threshold: long ones elsewhere; local, remote: always
-    policy: Literal["predict", "threshold", "local", "remote"] = "predict"
+    # predict: by predicted latency (engine.multiplex.profile); threshold: long ones elsewhere; local: never; remote: always
+    policy: RoutePolicy = "predict"
     threshold_tokens: PositiveInt = 512  # policy threshold: with so many left to prefill, or more
     bandwidth: PositiveFloat = 1e9  # of a transfer, bytes a second, until enough has been moved to know it
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum, StrEnum
 from types import MappingProxyType
+from typing import Literal, TypeAlias
 
 from pdmux_ray.errors import RequestError
 
@@ -64,6 +65,10 @@ class Role(StrEnum):
     MUX = "mux"  # decodes, and prefills what it decodes, both at once
     PREFILL = "prefill"  # prefills for others; decodes only when no other instance can
     DECODE = "decode"  # decodes; prefills only what no prefill instance can
+
+
+# Where prompts are prefilled: `gateway.routing.policy` of the configuration, carried out in `policy.routing`.
+RoutePolicy: TypeAlias = Literal["predict", "threshold", "local", "remote"]
 
 
 class FinishReason(Enum):

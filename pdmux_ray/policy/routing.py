@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from pdmux_ray.policy.decisions import RouteChoice, RouteReason, Unfit
 from pdmux_ray.policy.route_times import Prediction, predictions
 from pdmux_ray.policy.views import InstanceCosts, InstanceView
-from pdmux_ray.types import Role
+from pdmux_ray.types import Role, RoutePolicy
 
 if TYPE_CHECKING:
     from random import Random
@@ -61,7 +61,7 @@ class RouteLimits:
     """How routes are chosen. Times in seconds."""
 
     fitness: FitnessLimits
-    policy: Literal["predict", "threshold", "local", "remote"]
+    policy: RoutePolicy
     threshold_tokens: int  # policy threshold: with so many to fetch, or more, they are fetched
     ttft_s: float  # objectives; infinite when there is none
     ttft_s_per_token: float

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Literal
+from typing import Any
 
 from pdmux_ray.errors import ConfigError
-from pdmux_ray.types import Mode
+from pdmux_ray.types import Mode, RoutePolicy
 
 
 class Kind(Enum):
@@ -53,7 +53,7 @@ class Topology:
 class Route:
     """See `config.RoutingConfig`. Of an aggregated topology: `LOCAL`."""
 
-    policy: Literal["predict", "threshold", "local", "remote"]
+    policy: RoutePolicy
     threshold_tokens: int | None = None  # policy threshold
 
     def __str__(self) -> str:

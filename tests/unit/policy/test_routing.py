@@ -2,17 +2,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 from random import Random
-from typing import Literal
+from typing import get_args
 
 import pytest
 
 from pdmux_ray.policy.decisions import RouteChoice, RouteReason, Unfit
 from pdmux_ray.policy.routing import FitnessLimits, RouteAsk, choose_route, unfit
 from pdmux_ray.policy.views import InstanceView
+from pdmux_ray.types import RoutePolicy
 
 from .routes import FITNESS, LIMITS, WELL, decode, decoding, mux, prefill, route
-
-Policy = Literal["predict", "threshold", "local", "remote"]
 
 UNFIT = {
     Unfit.NO_LINE: replace(WELL, line_is_up=False),
@@ -23,7 +22,7 @@ UNFIT = {
 }
 
 
-def choose(*views: InstanceView, policy: Policy = "local", tokens: int = 100, **cached: int) -> RouteChoice:
+def choose(*views: InstanceView, policy: RoutePolicy = "local", tokens: int = 100, **cached: int) -> RouteChoice:
     """Without a latency model."""
     return choose_route(RouteAsk(tokens, cached), views, replace(LIMITS, policy=policy), {}, Random(1))
 
@@ -33,8 +32,8 @@ def test_no_instance_no_choice() -> None:
 
 
 @pytest.mark.parametrize("why", Unfit)
-@pytest.mark.parametrize("policy", ["predict", "threshold", "local", "remote"])
-def test_an_instance_that_is_not_fit_is_not_taken_even_when_it_is_the_only_one(why: Unfit, policy: Policy) -> None:
+@pytest.mark.parametrize("policy", get_args(RoutePolicy))
+def test_an_instance_that_is_not_fit_is_not_taken_even_when_it_is_the_only_one(why: Unfit, policy: RoutePolicy) -> None:
     assert unfit(UNFIT[why], FITNESS) is why
     assert choose(UNFIT[why], policy=policy) == RouteChoice(None, RouteReason.NONE_FIT)
     assert choose(UNFIT[why], mux("busy", running=64), policy=policy).instance_id == "busy"

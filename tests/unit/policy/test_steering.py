@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from functools import cache
 from random import Random
-from typing import Literal
 
 import pytest
 
 from pdmux_ray.policy.fake_costs import FakeCosts
 from pdmux_ray.policy.routing import RouteAsk, choose_route
 from pdmux_ray.policy.views import InstanceCosts, InstanceView, Piece
-from pdmux_ray.types import Role
+from pdmux_ray.types import Role, RoutePolicy
 
 from .routes import LIMITS, WELL
 
@@ -20,8 +19,6 @@ TICK_S = 0.02
 FLEET = (Role.PREFILL, Role.MUX)
 COSTS = FakeCosts(units=1)  # about the demo model, a core each
 LIMITS_HERE = replace(LIMITS, threshold_tokens=256, kv_bytes_per_token=46_080, bandwidth=2e9)
-
-Policy = Literal["predict", "threshold", "local", "remote"]
 
 
 @dataclass(eq=False)
@@ -101,7 +98,7 @@ def arrivals(rate: float, until_s: float, rng: Random) -> list[tuple[float, int,
 
 
 @cache
-def good_share(policy: Policy, rate: float) -> float:
+def good_share(policy: RoutePolicy, rate: float) -> float:
     """Of requests whose first token and whose gaps keep the objectives."""
     rng, limits = Random(5), replace(LIMITS_HERE, policy=policy)
     fleet = {name: Instance(name, role) for name, role in zip("pm", FLEET, strict=True)}
@@ -124,7 +121,7 @@ def good_share(policy: Policy, rate: float) -> float:
 
 @pytest.mark.parametrize("rate", [2.5, 3.2])
 @pytest.mark.parametrize("other", ["threshold", "local", "remote"])
-def test_predicting_makes_more_requests_good_than_a_fixed_rule(rate: float, other: Policy) -> None:
+def test_predicting_makes_more_requests_good_than_a_fixed_rule(rate: float, other: RoutePolicy) -> None:
     assert good_share("predict", rate) > good_share(other, rate)
 
 
