@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from kv_transfer.api import Limits
 from pdmux_ray.clock import WallClock
 from pdmux_ray.config import TransferConfig
 from pdmux_ray.engine.fake_runner import FakeRunner
+from pdmux_ray.engine.handoffs import transfer_limits
 from pdmux_ray.errors import ConfigError
 from pdmux_ray.serve.peers import Who, model_digest, open_peers
 from pdmux_ray.types import ModelFacts
@@ -52,3 +54,7 @@ def test_a_model_whose_kv_depends_on_more_than_its_tokens_has_no_peers() -> None
 
 def test_who_an_instance_is_can_be_logged_without_its_secret() -> None:
     assert "secret" not in repr(WHO)
+
+
+def test_a_transfer_is_as_patient_without_a_configuration_as_with_its_defaults() -> None:
+    assert transfer_limits(TransferConfig()) == Limits()
