@@ -84,8 +84,8 @@ class Placer:
         before = self._plan.reason if self._plan else None
         self._plan, self._memory = place(view, self._memory, self.limits)
         self._decisions[self._plan.reason] += 1
-        self._replicas = self._plan.replicas if self._plan.replicas is not None else self._replicas
         if not self._settings.dry_run:
+            self._replicas = self._plan.replicas if self._plan.replicas is not None else self._replicas
             self._requested |= {name: (role, now) for name, role in self._plan.changes}
         self._tell(before)
         if now - self._began_s >= THERE_S:
@@ -122,7 +122,8 @@ class Placer:
 
     @property
     def replicas(self) -> int | None:
-        """Instances that there should be, by the last look that could tell; None: that is not for it to say."""
+        """How many instances Serve is to have, by the last look that could tell; None: that is not for it to say, or this is a
+        dry run."""
         return self._replicas
 
     def _placed(self, seen: Seen) -> PlacedInstance:

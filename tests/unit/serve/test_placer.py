@@ -140,6 +140,13 @@ def test_the_number_of_instances_stays_the_last_one_known_while_figures_are_miss
     assert placer.replicas == 5
 
 
+def test_in_dry_run_nobody_is_told_another_number_of_instances_but_the_metric_has_it() -> None:
+    placer = Placer(config(dry_run=True, replicas={"min": 2, "max": 6}), COSTS, 0.0)
+    placer.look(LATER_S, seen("ppd"), DECODES)
+    assert placer.replicas is None
+    assert placer.figures(LATER_S)["pdmux_placement_replicas"] == 5.0
+
+
 def test_an_instance_whose_role_is_not_known_yet_is_not_placed() -> None:
     placer = Placer(config(), COSTS, 0.0)
     new = Seen("new", 3, None, None, 0.0, COSTS.layers, COSTS.units, False)
