@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from pdmux_ray.policy.decisions import BurstReason, ModeReason, RouteReason, StepReason
+from kv_transfer.api import FenceReason, LossReason
+from pdmux_ray.engine.counters import LANDED, ExportEnd
+from pdmux_ray.policy.decisions import BurstReason, FetchReason, ModeReason, RouteReason, StepReason
 
 from .sources import ROOT, files
 
@@ -47,8 +49,9 @@ def test_the_layout_names_every_layer_of_tests() -> None:
 
 
 def explained(document: str, heading: str, column: int) -> set[str]:
-    """Names in that column (from 0) of the tables under a heading."""
-    table = (ROOT / document).read_text(encoding="utf-8").split(heading)[1].split("\n## ")[0]
+    """Names in that column (from 0) of the tables under a heading, up to the next one that is as high."""
+    after = (ROOT / document).read_text(encoding="utf-8").split(f"{heading}\n")[1]
+    table = re.split(rf"\n#{{1,{len(heading.split()[0])}}} ", after)[0]
     rows = [row.split("|")[1 + column] for row in table.splitlines() if row.startswith("|")]
     return {name for row in rows for name in re.findall(r"`(\w+)`", row)}
 
@@ -61,3 +64,8 @@ def test_every_reason_of_a_step_is_explained() -> None:
 
 def test_every_reason_of_a_route_is_explained() -> None:
     assert explained("docs/disaggregation.md", "### Reasons of a route", 1) == {reason.value for reason in RouteReason}
+
+
+def test_every_reason_of_a_transfer_is_explained() -> None:
+    reasons = {reason.value for reason in [*FetchReason, *LossReason, *ExportEnd, *FenceReason]}
+    assert explained("docs/disaggregation.md", "### Reasons of a transfer", 1) == reasons | {LANDED}
