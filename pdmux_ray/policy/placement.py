@@ -55,17 +55,17 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class PlacementLimits:
-    """What the operator allows, and how sure it must be. Times in seconds."""
+    """What the operator allows, and how sure it must be. Times in seconds. The defaults are those of `config_placement`."""
 
-    prefill: Bounds = Bounds(1)  # instances in role prefill
-    decode: Bounds = Bounds(1)  # all others
-    decode_role: Role = Role.MUX  # what those get
-    replicas: Bounds | None = None  # instances in all; None: their number is not its business
-    busy: float = 0.6  # below it the roles stay as they are
-    margin: float = 0.2  # by which another ratio must have less load
-    confirm_s: float = 5.0  # for which it must
-    cool_down_s: float = 20.0  # between a change and one that goes back
-    stale_s: float = 10.0  # older figures count as none
+    prefill: Bounds  # instances in role prefill
+    decode: Bounds  # all others
+    decode_role: Role  # what those get
+    replicas: Bounds | None  # instances in all, at most a finite number; None: their number is not its business
+    busy: float  # a load: up to it the roles stay as they are
+    margin: float  # by this part of it another ratio must have less load
+    confirm_s: float  # for which it must
+    cool_down_s: float  # between a change and one that goes back
+    stale_s: float  # older figures count as none
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,9 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import TYPE_CHECKING
 
 from pdmux_ray.config import AppConfig, TopologyConfig
 from pdmux_ray.config_placement import BoundsConfig, PlacementConfig
@@ -22,11 +22,12 @@ from pdmux_ray.policy.views import CostModel
 from pdmux_ray.serve.wire import Figures
 from pdmux_ray.types import Load, Role
 
+if TYPE_CHECKING:
+    from pdmux_ray.metrics import exporter
+
 # An instance that was given a role and has not taken it for so long is thought to have refused it.
 PATIENCE_S = 5.0
 THERE_S = 30.0  # after its begin: who is not there by then is missing
-
-Told: TypeAlias = Mapping[str, float | Mapping[str, float] | Mapping[tuple[str, str], float]]
 
 log = logging.getLogger("ray.serve")
 
@@ -96,8 +97,8 @@ class Placer:
         """It has not taken the role that it was given."""
         self._requested.pop(instance_id, None)
 
-    def figures(self, now: float) -> Told:
-        """By the names of the catalog."""
+    def figures(self, now: float) -> exporter.Figures:
+        """Its own metrics."""
         plan, demand = self._plan, self._demand
         states = {
             "planned": Counter(role for _, role in plan.roles) if plan else Counter[Role](),
@@ -105,7 +106,7 @@ class Placer:
             "requested": Counter(self._requested.get(name, (role, now))[0] for name, role in self._observed.items()),
             "observed": Counter(self._observed.values()),
         }
-        found: dict[str, float | Mapping[str, float] | Mapping[tuple[str, str], float]] = {
+        found: dict[str, exporter.Value] = {
             "pdmux_placement_decisions_total": {reason.value: float(self._decisions[reason]) for reason in PlacementReason},
             "pdmux_placement_instances": {
                 (role.value, state): float(counts[role]) for state, counts in states.items() for role in Role

@@ -22,7 +22,17 @@ from pdmux_ray.policy.placement import (
 from pdmux_ray.types import Role
 
 P, D, M = Role.PREFILL, Role.DECODE, Role.MUX
-LIMITS = PlacementLimits(decode_role=D)
+LIMITS = PlacementLimits(
+    prefill=Bounds(1),
+    decode=Bounds(1),
+    decode_role=D,
+    replicas=None,
+    busy=0.6,
+    margin=0.2,
+    confirm_s=5.0,
+    cool_down_s=20.0,
+    stale_s=15.0,
+)
 LONG_AGO = PlacementMemory(changed_s=-1e6)
 roles = st.sampled_from([P, D, M])
 loads = st.floats(0, 8)
@@ -153,7 +163,7 @@ def test_after_a_change_no_other_ratio_is_better_by_the_margin(count: int, prefi
     assert found.reasons[-1] in (Why.CALM, Why.BALANCED)
 
 
-@pytest.mark.parametrize("age_s", [11.0, 1e9])
+@pytest.mark.parametrize("age_s", [LIMITS.stale_s + 1, 1e9])
 def test_stale_figures_do_nothing_and_begin_the_confirmation_anew(age_s: float) -> None:
     found = Controller(fleet(3, 1))
     found.look(0.3, 2.0, seconds=4)
