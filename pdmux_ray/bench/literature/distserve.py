@@ -92,7 +92,11 @@ def compare(steps: StepTimes, tell: Tell) -> Comparison:
             f"vLLM where one GPU does both, of DistServe's engine elsewhere, as its authors fitted them to steps.",
             f"Ours: {steps}",
         ],
-        "",
+        "the published curves lie below their authors' own step times. 10 requests/s are 25 decodes at once, for which their "
+        "fit has a step of 29 ms, not 40; and 5.6 prompts a second of 66 ms each keep a GPU busy for 37 % of the time, too "
+        "little for queues of 0.4 s. What is missing is the engine around the steps. So all rates here are about twice the "
+        "published ones, and what the example is about, the ratio, comes out with their step times. With ours it is lower: a "
+        "prompt takes 60 ms, not 103 as in that vLLM, and disturbs decodes less.",
     )
 
 
@@ -134,4 +138,5 @@ def limits(devices: Devices, tell: Tell) -> Mapping[str, Goodput]:
 def loads() -> tuple[Load, Load]:
     """Requests, and the same ones with answers of one token."""
     asks = load_workload(f"fixed:{PROMPT},{OUTPUT}", token_ids=TOKEN_IDS).asks(REQUESTS, SEED)
-    return Load(asks, RATES, DRAIN_S), Load([replace(ask, output_tokens=1) for ask in asks], RATES, DRAIN_S)
+    both = Load(asks, RATES, DRAIN_S, tolerance=0.06)
+    return both, replace(both, asks=[replace(ask, output_tokens=1) for ask in asks])

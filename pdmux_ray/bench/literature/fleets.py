@@ -28,7 +28,6 @@ from pdmux_ray.workload.requests import Ask
 
 SEED = 0
 ATTAINMENT = 0.9
-TOLERANCE = 0.06  # of the limit: between the last rate that held and the first that did not
 CONTEXT = 131_072  # tokens that every model takes: of some it is more than they were made for, their step times do not care
 TOKEN_IDS = (0, 50_000)
 
@@ -70,6 +69,7 @@ class Load:
     asks: Sequence[Ask]
     rates: tuple[float, float]  # requests a second between which its limit is looked for
     drain_s: float = math.inf  # after the last arrival: who is not done then, is none of the good ones
+    tolerance: float = 0.08  # between the last rate that held and the first that did not
 
 
 def config(engine: Mapping[str, Any], **more: Any) -> AppConfig:
@@ -89,7 +89,7 @@ def offered(fleet: Fleet, load: Load, rate: float) -> list[Lifeline]:
 def limit(fleet: Fleet, load: Load, slos: Sequence[Slo], tell: Tell) -> Goodput:
     """The highest rate up to which each objective is kept by `ATTAINMENT` of the requests: DistServe's rule, which tests TTFT
     and TPOT apart. One objective of both is this project's goodput. Requests a second of the whole fleet."""
-    search, judged = Bisection(*load.rates, TOLERANCE), []
+    search, judged = Bisection(*load.rates, load.tolerance), []
     while (rate := search.next_rate()) is not None:
         lifelines = offered(fleet, load, rate)
         points = [rate_point(rate, lifelines, slo) for slo in slos]

@@ -94,9 +94,9 @@ def test_the_systems_of_multiplexing_share_all_their_gpus() -> None:
 
 
 def test_of_chunks_that_keep_the_objective_the_largest_and_the_quickest_are_told() -> None:
-    largest, ratio = multiplexing._best("w", [(256, 4.0), (512, 3.0)], 1.5)
+    largest, ratio = multiplexing.best_chunk("w", [(256, 4.0), (512, 3.0)], 1.5)
     assert (largest.ours, ratio.ours) == (512, 2.0)
-    largest, ratio = multiplexing._best("w", [], 1.5)
+    largest, ratio = multiplexing.best_chunk("w", [], 1.5)
     assert (largest.cells()[2], ratio.ours) == ("none", None)
 
 
