@@ -177,7 +177,7 @@ class Instance:
         lessons = self._costs.lessons() if self._costs else []
         return {"now_s": now_s, "units": ring.units, "records": records, "more": len(records) == PAGE, "lessons": lessons}
 
-    def standing(self) -> wire.Standing:
+    def standing(self) -> wire.PackedStanding:
         return (self._role.value, self._peers.linked() if self._peers else [])
 
     def assume(self, role: str) -> wire.Refusal | None:

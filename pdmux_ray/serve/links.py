@@ -81,7 +81,7 @@ class Link:
     def on_leaving(self) -> None:
         self.leaving = True
 
-    def on_standing(self, standing: wire.Standing) -> None:
+    def on_standing(self, standing: wire.PackedStanding) -> None:
         before, self.role = self.role, Role(standing[0])
         self.peers = frozenset(standing[1])
         if self.role is not before:

@@ -45,9 +45,9 @@ from pdmux_ray.types import Load, NewRequest, SamplingParams, TokenEvent
 VERSION = 9
 
 Event: TypeAlias = Sequence[Any]
-PackedLoad: TypeAlias = Sequence[Any]
+PackedLoad: TypeAlias = Sequence[Any]  # see `pack_load`
 Submission: TypeAlias = Mapping[str, Any]
-Standing: TypeAlias = Sequence[Any]
+PackedStanding: TypeAlias = Sequence[Any]  # role, ids of the instances that it can get KV from
 Refusal: TypeAlias = Sequence[Any]
 Figures: TypeAlias = Mapping[str, float | Mapping[str, float]]
 TimelinePage: TypeAlias = Mapping[str, Any]

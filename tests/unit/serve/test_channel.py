@@ -24,7 +24,7 @@ class EngineSeen:
         self.role = "mux"
         self.peers: dict[str, str] = {}
 
-    def standing(self) -> wire.Standing:
+    def standing(self) -> wire.PackedStanding:
         return (self.role, list(self.peers))
 
     def assume(self, role: str) -> wire.Refusal | None:
@@ -64,10 +64,10 @@ class Caller:
         self.loads: list[Any] = []
         self.left = False
         self.figures: list[wire.Figures] = []
-        self.standings: list[wire.Standing] = []
+        self.standings: list[wire.PackedStanding] = []
         self.line = Line(self)
 
-    def on_standing(self, standing: wire.Standing) -> None:
+    def on_standing(self, standing: wire.PackedStanding) -> None:
         self.standings.append(standing)
 
     def on_figures(self, figures: wire.Figures) -> None:
