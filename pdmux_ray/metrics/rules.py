@@ -18,8 +18,10 @@ FAST_BUDGETS, SLOW_BUDGETS = 3.0, 1.5
 OLDEST_S = 30.0  # nobody waits for pages so long in a fleet that keeps up
 UNUSED = 0.1  # of the KV that is fetched
 
+PLACEMENT_WINDOW_S = 15.0  # of the rates that the placement goes by, whoever works them out
+
 _APP = "app, model"
-_MINUTE, _SOON = "1m", "15s"
+_MINUTE, _SOON = "1m", f"{PLACEMENT_WINDOW_S:g}s"
 
 
 @dataclass(frozen=True, slots=True)

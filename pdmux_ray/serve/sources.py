@@ -15,16 +15,17 @@ from functools import partial
 from typing import NamedTuple, Protocol
 
 from pdmux_ray.metrics.prometheus import PrometheusError, Series
+from pdmux_ray.metrics.rules import PLACEMENT_WINDOW_S
 from pdmux_ray.policy.demand import FleetFigures
 from pdmux_ray.serve.placer import Seen
 from pdmux_ray.serve.wire import Figures
 from pdmux_ray.types import Role
 
-WINDOW_S = 15.0  # of the rates; the recording rules have it in their names
+WINDOW_S = PLACEMENT_WINDOW_S  # of the rates; the recording rules have it in their names
 LEAST_S = 5.0  # of it that must have passed, for the first rates
 
 PREFILL, GENERATED, FINISHED = (
-    f"app:pdmux_{what}:rate{WINDOW_S:.0f}s" for what in ("prefill_tokens", "engine_generated_tokens", "engine_finished")
+    f"app:pdmux_{what}:rate{WINDOW_S:g}s" for what in ("prefill_tokens", "engine_generated_tokens", "engine_finished")
 )
 RUNNING, WAITING, DECODING, CONTEXT, QUEUED = (
     f"role:pdmux_{what}:sum"
@@ -101,7 +102,8 @@ class Server(Protocol):
 
 
 class PrometheusSource:
-    """What the recording rules make of the instances' figures. What it cannot have is said once, and leaves the old ones."""
+    """What the recording rules make of the instances' figures. What it cannot have is said once, and leaves the old ones.
+    Owner: one event loop, whose threads ask."""
 
     def __init__(self, server: Server, app: str) -> None:
         """`app`: the Serve application's name, a label of all its series."""

@@ -14,16 +14,16 @@ from pdmux_ray.metrics.dashboards.panel import (
     warns_from,
 )
 from pdmux_ray.metrics.dashboards.queries import APP, ROLE, WINDOW, of
-from pdmux_ray.metrics.rules import ATTAINMENT as TARGET
+from pdmux_ray.metrics.rules import ATTAINMENT
 
 GOOD = 'verdict="good"'
-ATTAINMENT = bad_below(TARGET, fine=(1 + TARGET) / 2)
+ATTAINMENT_LEVELS = bad_below(ATTAINMENT, fine=(1 + ATTAINMENT) / 2)
 
 ATTAINMENT_OVER_TIME = Panel(
     "SLO attainment",
     "Share of good requests by tier, of the last five minutes at each moment.",
     SHARE,
-    ATTAINMENT,
+    ATTAINMENT_LEVELS,
     (Query(of("app_tier:pdmux_slo_attainment:ratio5m", where=APP), "{{tier}}"),),
 )
 INSTANCES_BY_ROLE = Panel(

@@ -18,7 +18,7 @@ from pdmux_ray.metrics.dashboards.panel import (
 )
 from pdmux_ray.metrics.dashboards.queries import APP, mean, of, quantile, rate, rates_by, total
 from pdmux_ray.metrics.dashboards.shared import (
-    ATTAINMENT,
+    ATTAINMENT_LEVELS,
     ATTAINMENT_OVER_TIME,
     GOOD,
     INSTANCES_BY_ROLE,
@@ -34,7 +34,7 @@ FIGURES = (
         "SLO attainment, 5 minutes",
         "Share of requests that were good: complete, first token and token gaps within the objectives of their tier.",
         SHARE,
-        ATTAINMENT,
+        ATTAINMENT_LEVELS,
         (Query(of("app_tier:pdmux_slo_attainment:ratio5m", where=APP), "{{tier}}"),),
         Form.FIGURES,
         columns=6,
@@ -43,7 +43,7 @@ FIGURES = (
         "SLO attainment, 1 hour",
         "The same over an hour: what the slow burn alert looks at.",
         SHARE,
-        ATTAINMENT,
+        ATTAINMENT_LEVELS,
         (Query(of("app_tier:pdmux_slo_attainment:ratio1h", where=APP), "{{tier}}"),),
         Form.FIGURES,
         columns=6,
