@@ -43,12 +43,14 @@ class Links:
         return iter(tuple(self._up.values()))
 
     def up(self, event: PeerUp, now: float) -> Link:
+        """The new link, in place of one to an earlier start of the peer."""
         cut = grid(self.transport.layout, event.layout)
         self.refused.discard(event.peer)
         link = self._up[event.peer] = Link(event.peer, event.epoch, event.layout, cut, heard=now, beat=now)
         return link
 
     def refuse(self, peer: str, why: str) -> None:
+        """Counted and logged; a fetch from one that was called is then told so."""
         log.warning("%s cannot be a peer: %s", peer, why)
         self.stats.peers_refused += 1
         if peer in self.called:

@@ -54,6 +54,7 @@ class Receivers:
         return tuple(serial for serial, _ in self._of(link.peer, link.epoch))
 
     def fetch(self, fetch: Fetch, now: float) -> None:
+        """Sends the peer a ticket. One that cannot be asked is a Lost at once, whose pages are safe."""
         self._stats.fetched += 1
         link = self._links.get(fetch.peer)
         if link is None:

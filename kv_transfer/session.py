@@ -120,6 +120,7 @@ class Receiver:
         return self.state in (ReceiverState.ASKED, ReceiverState.RECEIVING)
 
     def accepted(self, digest: str, now: float) -> list[Action]:
+        """The peer has taken on a ticket with this digest."""
         if not self.active:
             return []
         if digest != self._digest:
@@ -173,6 +174,7 @@ class Receiver:
         return self._harmless(LossReason.PEER_DEAD)
 
     def peer_down(self, reason: LossReason, now: float) -> list[Action]:
+        """The connection has ended, which says nothing of writes that are under way."""
         if self.active:
             return [*self.lose(reason, now), Fence()]
         return [Fence()] if self.state is ReceiverState.QUARANTINED else []
@@ -190,6 +192,7 @@ class Receiver:
         return [Tell(Cancel(self.handoff.serial)), Emit(Lost(self.handoff, reason, safe=False))]
 
     def tick(self, now: float) -> list[Action]:
+        """What the present state ends with; nothing before `deadline`."""
         if now < self.deadline:
             return []
         if self.state is ReceiverState.QUARANTINED:
@@ -255,6 +258,7 @@ class Sender:
         return self._patience if self.state is SenderState.DRAINING else min(self._patience, self._end)
 
     def start(self, peer: str) -> list[Action]:
+        """Takes the ticket on. `peer`: whose it is."""
         ticket = self.ticket
         wanted = Wanted(self.handoff, peer, ticket.tokens, ticket.start, self._end)
         return [Tell(Accepted(self.handoff.serial, self.digest)), Emit(wanted)]
@@ -290,6 +294,7 @@ class Sender:
         return self._finish()
 
     def peer_down(self, reason: LossReason, now: float) -> list[Action]:
+        """The connection has ended: the writes under way end as failed, and no other can be posted."""
         return self.stop(reason, now)
 
     def stop(self, reason: LossReason, now: float, told: bool = False) -> list[Action]:
@@ -305,6 +310,7 @@ class Sender:
         return actions + self._finish()
 
     def tick(self, now: float) -> list[Action]:
+        """As of a `Receiver`."""
         if now < self.deadline:
             return []
         if self.state is SenderState.DRAINING:
