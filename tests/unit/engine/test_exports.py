@@ -48,13 +48,15 @@ def test_chunks_are_told_one_by_one(instances: Any) -> None:
     drain(p.engine)
 
 
+def of_twenty_layers(clock: Clock) -> Runner:
+    return LayeredRunner(64, PAGE, 0.01, 0.0, clock, vocab_size=VOCAB, layers=20)
+
+
 def test_of_the_pass_that_ends_a_prompt_every_part_of_the_layers_is_told_while_it_goes_on(instances: Any) -> None:
-    layers, more = 20, {"vocab_size": VOCAB, "layers": 20}
-    p = instances(limits(mode=Mode.CHUNKED, chunk_tokens=6), runner=lambda c: LayeredRunner(64, PAGE, 0.01, 0.0, c, **more))
+    p = instances(limits(mode=Mode.CHUNKED, chunk_tokens=6), runner=of_twenty_layers)
     p.peer.want(range(14))
     drain(p.engine)
-    parts = [(range(first, first + 3), range(12, 14)) for first in range(0, 18, 3)]
-    every = range(layers)
+    parts, every = [(range(first, first + 3), range(12, 14)) for first in range(0, 18, 3)], range(20)
     assert p.peer.reports == [(every, range(6)), (every, range(6, 12)), *parts, (every, range(12, 14))]
     p.peer.sent()
     drain(p.engine)
