@@ -56,7 +56,12 @@ _REQUESTS = (
     ),
     _rows.gauge("pdmux_open_requests", "n_open", "requests", "Completion requests under way.", important=True),
     _rows.gauge("pdmux_linked_instances", "n_linked", "instances", "Instances that this gateway has a line to."),
-    _rows.gauge("pdmux_expected_instances", "n_expected", "instances", "Instances that there should be."),
+    _rows.gauge(
+        "pdmux_expected_instances",
+        "n_expected",
+        "instances",
+        "Instances that there should be; where placement.replicas lets their number change, at least.",
+    ),
     _rows.seconds("pdmux_time_to_first_token_seconds", "TTFT", REQUEST_BUCKETS_S, "Until the first token."),
     _rows.seconds(
         "pdmux_predicted_time_to_first_token_seconds",
@@ -139,7 +144,7 @@ _PLACEMENT = (
         "phase",
         important=True,
     ),
-    _controller.gauge("pdmux_placement_replicas", "n_want", "instances", "Instances that there should be, where it says so."),
+    _controller.gauge("pdmux_placement_replicas", "n_want", "instances", "Instances that Serve should have, where it says so."),
     _controller.gauge("pdmux_placement_idle_pins", "n_pin", "pins", "Pins by an id that no instance has."),
 )
 

@@ -40,7 +40,11 @@ class Fleet:
 
 
 class SimPlacement:
-    """Looks every `placement.period_s`. A role takes `line_s` to its instance, and as long to the gateway."""
+    """Looks every `placement.period_s`. A role takes `line_s` to its instance, and as long to the gateway.
+
+    `placement.replicas` changes nothing: as many instances as at the start. The figures are the instances' own, also with
+    `placement.prometheus`.
+    """
 
     def __init__(self, config: AppConfig, device: DeviceModel, fleet: Fleet, line_s: float) -> None:
         self.looks: list[Look] = []

@@ -9,7 +9,7 @@ import pytest
 
 from kv_transfer.api import FenceReason, LossReason
 from pdmux_ray.engine.counters import LANDED, ExportEnd
-from pdmux_ray.policy.decisions import BurstReason, FetchReason, ModeReason, RouteReason, StepReason
+from pdmux_ray.policy.decisions import BurstReason, FetchReason, ModeReason, PlacementReason, RouteReason, StepReason
 
 from .sources import ROOT, files
 
@@ -64,6 +64,10 @@ def test_every_reason_of_a_step_is_explained() -> None:
 
 def test_every_reason_of_a_route_is_explained() -> None:
     assert explained("docs/disaggregation.md", "### Reasons of a route", 1) == {reason.value for reason in RouteReason}
+
+
+def test_every_reason_of_the_placement_is_explained() -> None:
+    assert explained("docs/placement.md", "## How it decides", 0) == {reason.value for reason in PlacementReason}
 
 
 def test_every_reason_of_a_transfer_is_explained() -> None:
