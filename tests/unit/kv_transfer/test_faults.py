@@ -297,17 +297,24 @@ def test_an_export_that_is_dropped_by_its_engine_ends_as_not_computed(fleet: Fle
 
 FAULTS = (
     *("fetch", "fetch", "fetch from Q", "drop", "run", "run", "run long", "slow", "fast", "tear", "fail", "lose notes"),
-    *("repeat notes", "freeze P", "freeze D", "thaw", "kill P", "restart P", "cut", "heal", "stick P"),
+    *("repeat notes", "freeze P", "freeze D", "thaw", "kill P", "restart P", "kill D", "restart D", "cut", "heal", "stick P"),
 )
 
 
-def disturb(fleet: Fleet, name: str, p: Instance, d: Instance) -> Instance:
-    """Does it; returns P, as it may be another one then."""
+def start_d(fleet: Fleet) -> Instance:
+    d = fleet.add("D")
+    for peer in ("P", "Q"):
+        d.endpoint.connect(peer, "")
+    return d
+
+
+def disturb(fleet: Fleet, name: str, p: Instance, d: Instance) -> tuple[Instance, Instance]:
+    """Does it; returns P and D, either of which may be another one then."""
     weather = fleet.network.weather
     match name:
-        case "fetch" | "fetch from Q" if len(d.free) >= 6 and not d.frozen:
+        case "fetch" | "fetch from Q" if len(d.free) >= 6 and not (d.frozen or d.dead):
             d.fetch("P" if name == "fetch" else "Q", PROMPT[: 5 + len(d.results) * 5 % 18])
-        case "drop" if d.fetches and not d.frozen:
+        case "drop" if d.fetches and not (d.frozen or d.dead):
             d.endpoint.drop(next(iter(d.fetches)))
         case "run" | "run long":
             fleet.run(0.12 if name == "run" else 2.6)
@@ -327,17 +334,21 @@ def disturb(fleet: Fleet, name: str, p: Instance, d: Instance) -> Instance:
             for instance in (p, d):
                 if instance.frozen:
                     fleet.thaw(instance)
-        case "kill P" if not p.dead:
-            fleet.die(p)
+        case "kill P" | "kill D":
+            victim = p if name == "kill P" else d
+            if not victim.dead:
+                fleet.die(victim)
         case "restart P" if p.dead:
-            return fleet.add("P")
+            return fleet.add("P"), d
+        case "restart D" if d.dead:
+            return p, start_d(fleet)
         case "cut":
             fleet.network.cut("P", "D")
         case "heal":
             fleet.network.heal("P", "D")
         case "stick P":
             p.stuck = True
-    return p
+    return p, d
 
 
 @settings(max_examples=tried(20), deadline=None)
@@ -350,12 +361,12 @@ def test_whatever_goes_wrong_every_handoff_ends_and_no_page_or_byte_is_wrong(rev
     d.endpoint.connect("Q", "")
     d.fetch("P", PROMPT)
     for name in names:
-        p = disturb(fleet, name, p, d)
+        p, d = disturb(fleet, name, p, d)
     fleet.settle()
     fleet.check()
-    if p.dead:
-        p = fleet.add("P")
-        fleet.run(1.0)
+    p = fleet.add("P") if p.dead else p
+    d = start_d(fleet) if d.dead else d
+    fleet.run(1.0)
     again = d.fetch("P", PROMPT)
     fleet.run(4.0)
     assert isinstance(d.results[again][0], Landed), "whoever lives is usable again"
