@@ -63,6 +63,8 @@ COLUMNS = ("setting", "good", "of", "failed", "good requests/s", "first change a
 
 @dataclass(frozen=True, slots=True)
 class Claim:
+    """Something that must hold, and what was found."""
+
     words: str
     found: str
     holds: bool
@@ -94,6 +96,7 @@ class Watch(threading.Thread):
 
 
 def get(url: str) -> bytes:
+    """Raises OSError."""
     with urllib.request.urlopen(url, timeout=10) as reply:
         body: bytes = reply.read()
         return body
@@ -160,6 +163,7 @@ def still(words: str, outcome: Outcome, after_s: float = 0.0) -> Claim:
 
 
 def table(caption: str, outcomes: Sequence[Outcome], turn_s: float) -> Table:
+    """An outcome a row. `turn_s`: of the run, when the load turns."""
     rows = []
     for each in outcomes:
         flips = each.flips()

@@ -142,6 +142,7 @@ class Outcome:
 
 
 def simulated(setting: Setting, requests: Sequence[PlannedRequest], seed: int, drain_s: float) -> Outcome:
+    """The requests through that fleet on a virtual clock. Who is not done `drain_s` after the last arrival is late."""
     run = simulate(setting.config(), DEVICE, requests, seed=seed, context_length=8192, drain_s=drain_s)
     begin_s = run.lifelines[0].due_s - requests[0].due_s
     roles = [_sample(look, begin_s) for look in run.looks]

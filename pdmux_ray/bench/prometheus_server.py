@@ -28,6 +28,8 @@ NOBODY: Targets = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class PrometheusServer:
+    """One that runs. Who started it stops it."""
+
     url: str
     process: subprocess.Popen[bytes]
 

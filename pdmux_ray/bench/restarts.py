@@ -114,6 +114,7 @@ def _get(url: str) -> str:
 
 @contextmanager
 def served(instances: int) -> Iterator[Served]:
+    """The application on the fake device, in a Ray of its own, until the end."""
     import ray
     from ray import serve
 

@@ -70,6 +70,7 @@ class Demand:
 
 
 def demand_of(figures: FleetFigures, of: Capacity) -> Demand:
+    """What these figures want of such instances, by the formulas above."""
     prompt = PROMPT_TOKENS
     if figures.finished_per_s > 0:
         prompt = round(min(max(figures.prefill_tokens_per_s / figures.finished_per_s, 1.0), LONGEST_TOKENS))

@@ -68,6 +68,8 @@ UNTRACED = Untraced()
 
 
 class NoTracer:
+    """A gateway's that nobody has asked to trace."""
+
     def begin(self, path: str, headers: Headers) -> Trace:
         return UNTRACED
 
@@ -75,6 +77,7 @@ class NoTracer:
 
 
 def open_tracer(config: TracingConfig | None, gateway_id: str, model: str) -> Tracer:
+    """`model`: as clients call it. None: nobody traces. Who asks for it closes it."""
     if config is None:
         return NoTracer()
     from pdmux_ray.serve.spans import SpanTracer, exporting

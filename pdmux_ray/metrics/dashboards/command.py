@@ -24,6 +24,7 @@ FORMS = (".html", ".png")
 
 
 def add_dashboards(parser: argparse.ArgumentParser) -> None:
+    """Its arguments. What they ask for is `run` of the namespace: an exit status; it raises PdmuxError, OSError."""
     parser.description = (
         "Writes the Grafana dashboards and the Prometheus rules to a folder, says whether those in it agree, or draws a "
         "dashboard from what a Prometheus server has, without Grafana; docs/dashboards.md."

@@ -32,6 +32,7 @@ def text(dashboard: Dashboard) -> str:
 
 
 def document(dashboard: Dashboard) -> Json:
+    """What `text` writes."""
     return {
         "annotations": {"list": []},
         "description": dashboard.question,

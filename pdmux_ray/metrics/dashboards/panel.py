@@ -41,6 +41,8 @@ def count(name: str) -> Unit:
 
 
 class Level(Enum):
+    """How good a value is."""
+
     PLAIN = "plain"  # no value is better than another
     FINE = "fine"
     WARNING = "warning"
@@ -89,6 +91,8 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
+    """One picture. All of its queries have the same unit and thresholds; `title`: no other of its dashboard has it."""
+
     title: str
     description: str
     unit: Unit
@@ -100,6 +104,8 @@ class Panel:
 
 @dataclass(frozen=True, slots=True)
 class Row:
+    """Panels under a heading, side by side as far as they fit."""
+
     title: str
     panels: tuple[Panel, ...]
 
