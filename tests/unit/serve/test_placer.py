@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from pdmux_ray.config import AppConfig, parse_app_config
+from pdmux_ray.metrics.catalog import CATALOG, Component
 from pdmux_ray.policy.decisions import PlacementReason as Why
 from pdmux_ray.policy.demand import FleetFigures
 from pdmux_ray.policy.fake_costs import FakeCosts
@@ -124,6 +125,12 @@ def test_in_dry_run_what_it_plans_stays_to_be_seen_and_is_said_once(caplog: pyte
             placer.look(LATER_S + second, seen("ppd"), DECODES)
             assert counts(placer, "planned")["decode"] == 2
     assert caplog.text.count("would give") == 1
+
+
+def test_every_metric_of_the_controller_is_told_and_every_one_told_is_in_the_catalog() -> None:
+    placer = Placer(config(replicas={"min": 2, "max": 6}), COSTS, 0.0)
+    placer.look(LATER_S, seen("ppd"), DECODES)
+    assert set(placer.figures(LATER_S)) == {name for name, its in CATALOG.items() if its.component is Component.CONTROLLER}
 
 
 def test_every_reason_is_a_series_from_the_begin() -> None:
