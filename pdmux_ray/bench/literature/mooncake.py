@@ -94,8 +94,8 @@ def compare(trace: Path, requests: int, steps: StepTimes, tell: Tell) -> Compari
             str(steps),
         ],
         f"the order is {'the published one' if ordered else 'not the published one'}. How long queues get depends on how near "
-        "the nodes are to their limit: the published random choice is close to it, and the source says neither its step times "
-        "nor its rate. No KV goes from one prefill node's cache to another's here: in place of the cache of all stands this "
+        "the nodes are to their limit, and the source says neither its step times nor its rate. No KV goes from one prefill "
+        "node's cache to another's here: in place of the cache of all stands this "
         "project's own rule, which predicts the TTFT of every pair of instances.",
     )
 
