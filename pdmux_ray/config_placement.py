@@ -18,7 +18,7 @@ class PrometheusConfig(_Frozen):
     """A Prometheus that scrapes the replicas and evaluates dashboards/rules.yaml."""
 
     url: Annotated[str, Field(pattern="^https?://[^/]")]  # such as http://127.0.0.1:9090
-    timeout_s: PositiveFloat = 2.0  # of a query
+    timeout_s: Annotated[float, Field(gt=0, le=15)] = 2.0  # of a query; a controller whose look takes 30 s is replaced
 
 
 class BoundsConfig(_Frozen):
