@@ -100,7 +100,9 @@ def _line(name: str, found: Sequence[Judged]) -> str:
 
 def holds(found: Sequence[Judged]) -> bool:
     errors = Errors.of([(each.row, each.ours) for each in found if each.row.held_out])
-    return None not in (errors.ttft, errors.tpot) and errors.ttft <= TTFT_LIMIT and errors.tpot <= TPOT_LIMIT
+    if errors.ttft is None or errors.tpot is None:
+        return False
+    return errors.ttft <= TTFT_LIMIT and errors.tpot <= TPOT_LIMIT
 
 
 def write(directory: Path, found: Sequence[Judged]) -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from importlib.resources import files
-from typing import Any
+from typing import Any, TypeVar
 
 from pdmux_ray.bench.calibration.rows import Group, Row, UncostedError, plain_name
 from pdmux_ray.sim.silicon import check_installed, compiled
+
+Found = TypeVar("Found")
 
 GRAIN = 64  # tokens, to which contexts and passes are rounded
 MEMORY = {"vllm": "of_total", "sglang": "of_total", "trtllm": "of_free"}  # what a framework's share of it is a share of
@@ -43,7 +45,7 @@ def engine(served: Served) -> Engine:
     why = UncostedError("")
     for precisions in _variants(served):
         try:
-            return _tried(lambda precisions=precisions: _engine(served, precisions))
+            return _tried(partial(_engine, served, precisions))
         except UncostedError as error:
             why = why if str(why) else error
     raise why
@@ -91,17 +93,20 @@ class Kernels:
         self.pass_s = cache(self._pass_s)
 
     def _decode_s(self, batch: int, context: int) -> float:
-        return _tried(lambda: self._handle.decode_step_latency(batch, context, 2)) / 1e3
+        return _tried(partial(self._decode_ms, batch, context)) / 1e3
+
+    def _decode_ms(self, batch: int, context: int) -> float:
+        return float(self._handle.decode_step_latency(batch, context, 2))
 
     def _pass_s(self, new: int, prompt: int, batch: int, context: int) -> float:
-        return _tried(lambda: self._pass_ms(new, prompt, batch, context)) / 1e3
+        return _tried(partial(self._pass_ms, new, prompt, batch, context)) / 1e3
 
     def _pass_ms(self, new: int, prompt: int, batch: int, context: int) -> float:
         """aiconfigurator takes a decode's context to be its prompt and half of its answer."""
         if batch:
-            return self._handle.mixed_step_latency(new, batch, prompt, max(2 * (context - prompt), 2))
+            return float(self._handle.mixed_step_latency(new, batch, prompt, max(2 * (context - prompt), 2)))
         prompts = max(new // prompt, 1)
-        return self._handle.predict_prefill_latency(prompts, new // prompts, 0)
+        return float(self._handle.predict_prefill_latency(prompts, new // prompts, 0))
 
 
 @cache
@@ -149,7 +154,7 @@ def pool_tokens(served: Served, share: float) -> float:
 
 def raw_together(served: Served, batch: int, prompt: int, output: int) -> tuple[float, float]:
     """aiconfigurator's own estimate of TTFT and TPOT, in seconds: passes of one prompt. Raises UncostedError."""
-    return _tried(lambda: _raw_together(served, batch, prompt, output))
+    return _tried(partial(_raw_together, served, batch, prompt, output))
 
 
 def _raw_together(served: Served, batch: int, prompt: int, output: int) -> tuple[float, float]:
@@ -173,7 +178,7 @@ def _planner(served: Served) -> tuple[Any, Any, Any]:
     return get_backend(served.framework), model, get_database(served.system, served.framework, "current")
 
 
-def _tried(call: Callable[[], Any]) -> Any:
+def _tried(call: Callable[[], Found]) -> Found:
     try:
         return call()
     except UncostedError:
@@ -187,7 +192,7 @@ def _tried(call: Callable[[], Any]) -> Any:
 def shapes() -> dict[str, str]:
     """The models whose config.json aiconfigurator brings, by their plain names. Raises ConfigError when it is not installed."""
     check_installed()
-    suffix, names = "_config.json", {}
+    suffix, names = "_config.json", dict[str, str]()
     for file in files("aiconfigurator_core").joinpath("model_configs").iterdir():
         if file.name.endswith(suffix) and "_hf_quant" not in file.name:
             path = file.name.removesuffix(suffix).replace("--", "/")
@@ -204,4 +209,6 @@ def served(row: Row, group: Group) -> Served:
         raise UncostedError(f"the shape of {row.model} is not known")
     if row.framework not in MEMORY:
         raise UncostedError(f"how {row.framework} serves is not known")
+    if facts(path).moe and group.moe_tp * group.moe_ep == 1:  # not told
+        group = replace(group, moe_tp=group.tp, moe_ep=group.dp)
     return Served(path, row.system, row.framework, group, row.gemm, row.moe)

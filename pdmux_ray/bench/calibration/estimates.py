@@ -1,9 +1,9 @@
 """Both latencies of a measured row: simulated, and as aiconfigurator estimates them itself.
 
 The rows are closed loops (`sim.closed_loop`). Those with lengths of InferenceMAX are run by its published protocol: ten
-requests for each of the concurrency, all of it at once at the start, lengths uniform from 0.8 of the row's; SGLang told to look
-for new requests every 10 decode steps, from a concurrency of 16 on every 30. How others were run nobody says: as often, equal
-lengths, and the frameworks' defaults. A latency is the mean of all requests.
+requests for each of the concurrency, all of it at once at the start, lengths uniform from 0.8 of the row's; on Blackwell SGLang
+told to look for new requests every 10 decode steps, from a concurrency of 16 on every 30. How others were run nobody says: as
+often, equal lengths, and the frameworks' defaults. A latency is the mean of all requests.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ ROUNDS = 10
 INFERENCE_MAX = ((1024, 1024), (1024, 8192), (8192, 1024))
 SHORTEST = 0.8
 LOOK_EVERY, BUSY, BUSY_LOOK_EVERY = 10, 16, 30
-BUDGET = {"h100_sxm": 8192, "h200_sxm": 8192}  # prompt tokens of a pass, by default of all three frameworks; larger GPUs: twice
-LARGE_BUDGET = 16_384
+HOPPER = ("h100_sxm", "h200_sxm")
+BUDGET, LARGE_BUDGET = 8192, 16_384  # prompt tokens of a pass, by default of all three frameworks; larger GPUs: twice
 RAW_TTFT, RAW_TPOT = 1.8, 1.08  # what aiconfigurator multiplies steps of engines that do one phase by
 
 
@@ -47,6 +47,7 @@ class Serving:
     moe_layer_s: float  # where the layer has experts
     passes: float  # times what the kernels of such a pass take
     steps: float  # times what a decode step takes
+    moe_steps: float  # where layers have experts
     first_s: float  # of a first token, besides
 
 
@@ -110,15 +111,17 @@ def _pools(row: Row) -> tuple[Pool, Pool]:
 
 
 def _loop(row: Row, how: Serving, concurrency: int, pool: float) -> Loop:
-    budget, requests = BUDGET.get(row.system, LARGE_BUDGET), ROUNDS * concurrency
+    hopper, requests = row.system in HOPPER, ROUNDS * concurrency
+    budget = BUDGET if hopper else LARGE_BUDGET
     loop = Loop(row.prompt, row.output, concurrency, requests, budget, how.mixes, pool, how.reserved)
     if (row.prompt, row.output) not in INFERENCE_MAX:
         return loop
-    every = (BUSY_LOOK_EVERY if row.concurrency >= BUSY else LOOK_EVERY) if row.framework == "sglang" else 1
-    return replace(loop, shortest=SHORTEST, look_every=every)
+    if row.framework != "sglang" or hopper:
+        return replace(loop, shortest=SHORTEST)
+    return replace(loop, shortest=SHORTEST, look_every=BUSY_LOOK_EVERY if row.concurrency >= BUSY else LOOK_EVERY)
 
 
 def _times(what: Served, how: Serving) -> EngineTimes:
     known = facts(what.path)
-    host_s = known.layers * (how.moe_layer_s if known.moe else how.layer_s)
-    return EngineTimes(kernels(what), host_s, how.adds, how.passes, how.steps)
+    layer_s, steps = (how.moe_layer_s, how.moe_steps) if known.moe else (how.layer_s, how.steps)
+    return EngineTimes(kernels(what), known.layers * layer_s, how.adds, how.passes, steps)

@@ -120,10 +120,21 @@ def _row(line: Mapping[str, str]) -> Row:
     if not concurrency:
         raise UncostedError("neither concurrency nor batch size")
     return Row(
-        *(line["id"], line["model_path"], line["system"], line["backend"], line["precision"]),
-        *(line["gemm_quant_mode"], line["moe_quant_mode"]),
-        *(_whole(line["isl"]), _whole(line["osl"]), concurrency, together, prefill, decode),
-        *(float(line["silicon_ttft_ms"]) / 1e3, float(line["silicon_tpot_ms"]) / 1e3),
+        name=line["id"],
+        model=line["model_path"],
+        system=line["system"],
+        framework=line["backend"],
+        precision=line["precision"],
+        gemm=line["gemm_quant_mode"],
+        moe=line["moe_quant_mode"],
+        prompt=_whole(line["isl"]),
+        output=_whole(line["osl"]),
+        concurrency=concurrency,
+        together=together,
+        prefill=prefill,
+        decode=decode,
+        ttft_s=float(line["silicon_ttft_ms"]) / 1e3,
+        tpot_s=float(line["silicon_tpot_ms"]) / 1e3,
     )
 
 
