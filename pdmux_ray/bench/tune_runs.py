@@ -29,7 +29,7 @@ class Judges:
     def __call__(self, job: Job) -> Found:
         """Raises ConfigError."""
         if job.fresh:
-            return self.confirmed_by.run(job.candidate, job.rate, job.changes)
+            return self.confirmed_by.judge(job.candidate, job.rate, job.changes)
         return self.chosen_by.judge(job.candidate, job.rate, job.changes)
 
 

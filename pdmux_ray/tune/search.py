@@ -28,7 +28,7 @@ RANGE = (0.02, 2.0)  # of the best estimate: the ends of the grid
 FIRST = 0.6  # of its estimate, where a candidate is tried while nobody leads
 WIDENED = 4  # topologies that are tried in other modes and with other routes
 TOP = 3  # that are confirmed, beside the best of each kind
-AROUND = (-8, -4, -2, 0, 2, 4)  # places of the grid around the rate that held, where a candidate is confirmed
+AROUND = (-8, -4, -2, 3)  # places of the grid, from the rate that held: where a candidate is confirmed besides
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +114,10 @@ class Search:
         field_ = _Field(self)
         order = sorted(self.space.first(), key=lambda candidate: -self._estimate(candidate.topology))
         changed = len(self.variants(order[:TOP]))
-        curve, confirm, sensitivity = 3.0 * len({_ratio(c) for c in order}), len(AROUND) * (TOP + 2.0), 7.0 * changed
-        self._later = 12.0 * WIDENED + curve + confirm + sensitivity
+        curve, confirm, sensitivity = 2.0 * len({_ratio(c) for c in order}), 9.0 * (TOP + 1), 7.0 * changed
+        topologies = {candidate.topology for candidate in order}
+        wider = min(WIDENED, len(topologies)) * max(len(self.space.variants(topology)) for topology in topologies)
+        self._later = 1.5 * wider + curve + confirm + sensitivity
         field_.race(order, "topologies")
         self._later = curve + confirm + sensitivity
         field_.race(self._wider(field_), "modes and routes")
@@ -131,20 +133,28 @@ class Search:
         """Where it is tried while nobody leads."""
         return nearest(self.rates, FIRST * self._estimate(candidate.topology))
 
-    def drive(self, race: Race, job_of: Callable[[Probe], Job], note: Callable[[Probe, Found], None], words: str) -> None:
-        """The race to its end."""
+    def drive(
+        self,
+        next_probe: Callable[[], Probe | None],
+        race: Race | None,
+        job_of: Callable[[Probe], Job],
+        note: Callable[[Probe, Found], None],
+        words: str,
+    ) -> None:
+        """To the end of the probes; `race` is told of each."""
         under_way = deque[tuple[Probe, Pending]]()
         while True:
-            while len(under_way) < self.width and (probe := race.next()) is not None:
+            while len(under_way) < self.width and (probe := next_probe()) is not None:
                 under_way.append((probe, self.submit(job_of(probe))))
             if not under_way:
                 return
             probe, pending = under_way.popleft()
             found = pending.result()
             note(probe, found)
-            race.note(probe, found.held(self.attainment), found.clear)
             self.runs += 1
-            self.tell(self.runs, race.left() + self._later, words)
+            if race is not None:
+                race.note(probe, found.held(self.attainment), found.clear)
+            self.tell(self.runs, (race.left() if race else len(under_way)) + self._later, words)
 
     def standing(self, candidate: Candidate, found: Iterable[Found], beaten: bool) -> Standing:
         ordered = sorted(found, key=lambda each: each.point.rate_rps)
@@ -167,33 +177,23 @@ class Search:
         return list(found.values())
 
     def _confirmed(self, chosen: Sequence[Standing]) -> list[Standing]:
-        under_way = deque[tuple[Candidate, Pending]]()
-        jobs = deque(
-            Job(standing.candidate, self.rates[index], fresh=True) for standing in chosen for index in self._around(standing)
-        )
-        found: dict[Candidate, list[Found]] = {standing.candidate: [] for standing in chosen}
-        while jobs or under_way:
-            while jobs and len(under_way) < self.width:
-                job = jobs.popleft()
-                under_way.append((job.candidate, self.submit(job)))
-            candidate, pending = under_way.popleft()
-            found[candidate].append(pending.result())
-            self.runs += 1
-            self.tell(self.runs, len(jobs) + len(under_way) + self._later, "confirmation")
-        return [self.standing(candidate, each, False) for candidate, each in found.items()]
+        """On fresh requests each is searched to its end, and then tried around that, for the interval."""
+        field_ = _Field(self, fresh=True)
+        candidates = [standing.candidate for standing in chosen]
+        field_.race(candidates, "confirmation", [self._place(standing) for standing in chosen], to_the_end=True)
+        field_.try_around(AROUND, "confirmation")
+        return field_.standings()
 
-    def _around(self, standing: Standing) -> list[int]:
-        """Places of the grid about its goodput."""
-        middle = nearest(self.rates, standing.held.point.rate_rps) if standing.held else 0
-        return sorted({min(max(middle + step, 0), len(self.rates) - 1) for step in AROUND})
+    def _place(self, standing: Standing) -> int:
+        """Of the rate that held."""
+        return nearest(self.rates, standing.held.point.rate_rps) if standing.held else 0
 
     def _sensitivities(self, confirmed: Sequence[Standing], standings: Sequence[Standing]) -> list[Sensitivity]:
         top = [best.candidate for kind in Kind if (best := best_of(confirmed, kind)) is not None]
-        held = {standing.candidate: standing.held for standing in standings}
+        starts = [self._place(next(each for each in standings if each.candidate == candidate)) for candidate in top]
         found, variants = [], self.variants(top)
         for number, variant in enumerate(variants):
             self._later = 7.0 * (len(variants) - number - 1)
-            starts = [nearest(self.rates, before.point.rate_rps) if (before := held[each]) else 0 for each in top]
             field_ = _Field(self, variant.changes)
             field_.race(top, f"{variant.name} {variant.value}", starts)
             found.append(Sensitivity(variant, field_.standings()))
@@ -201,43 +201,51 @@ class Search:
 
 
 class _Field:
-    """The candidates of one race, and what was found of each."""
+    """The candidates of one race, and what was found of each, by the place of the rate."""
 
-    def __init__(self, search: Search, changes: Changes = NO_CHANGES) -> None:
-        self._search, self._changes = search, changes
+    def __init__(self, search: Search, changes: Changes = NO_CHANGES, fresh: bool = False) -> None:
+        self._search, self._changes, self._fresh = search, changes, fresh
         self._race = Race(len(search.rates))
         self._candidates: list[Candidate] = []
-        self._found: list[list[Found]] = []
+        self._found: list[dict[int, Found]] = []
 
-    def race(self, candidates: Sequence[Candidate], words: str, starts: Sequence[int] | None = None) -> None:
-        """With those that are in it already."""
+    def race(
+        self, candidates: Sequence[Candidate], words: str, starts: Sequence[int] | None = None, to_the_end: bool = False
+    ) -> None:
+        """With those that are in it already; without `starts` each kind for itself. `to_the_end`: whoever leads."""
         for number, candidate in enumerate(candidates):
             start = self._search.start(candidate) if starts is None else starts[number]
-            self._race.add(start, candidate.topology.kind if starts is None else None)
+            entry = self._race.add(start, candidate.topology.kind if starts is None else None)
             self._candidates.append(candidate)
-            self._found.append([])
-        self._drive(words)
+            self._found.append({})
+            if to_the_end:
+                self._race.search_to_the_end([entry])
+        self._search.drive(self._race.next, self._race, self._job_of, self._note, words)
 
     def finish(self, candidates: Sequence[Candidate], words: str) -> None:
         """Searches these to their end."""
         self._race.search_to_the_end(self._candidates.index(candidate) for candidate in candidates)
-        self._drive(words)
+        self._search.drive(self._race.next, self._race, self._job_of, self._note, words)
+
+    def try_around(self, steps: Sequence[int], words: str) -> None:
+        """At these places of the grid, counted from the highest that each has held."""
+        places = [(number, (self._race.held(number) or 0) + step) for number in range(len(self._candidates)) for step in steps]
+        last = len(self._search.rates) - 1
+        probes = iter([Probe(n, at) for n, at in places if 0 <= at <= last and at not in self._found[n]])
+        self._search.drive(lambda: next(probes, None), None, self._job_of, self._note, words)
 
     def standings(self) -> list[Standing]:
         """In the order of the candidates."""
         return [
-            self._search.standing(candidate, self._found[number], self._race.beaten(number))
+            self._search.standing(candidate, self._found[number].values(), self._race.beaten(number))
             for number, candidate in enumerate(self._candidates)
         ]
 
-    def _drive(self, words: str) -> None:
-        def job_of(probe: Probe) -> Job:
-            return Job(self._candidates[probe.entry], self._search.rates[probe.index], self._changes)
+    def _job_of(self, probe: Probe) -> Job:
+        return Job(self._candidates[probe.entry], self._search.rates[probe.index], self._changes, self._fresh)
 
-        def note(probe: Probe, found: Found) -> None:
-            self._found[probe.entry].append(found)
-
-        self._search.drive(self._race, job_of, note, words)
+    def _note(self, probe: Probe, found: Found) -> None:
+        self._found[probe.entry][probe.index] = found
 
 
 def _ratio(candidate: Candidate) -> tuple[int, int]:
