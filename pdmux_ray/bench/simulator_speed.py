@@ -11,7 +11,7 @@ import argparse
 import resource
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -38,7 +38,7 @@ MODES = ("auto", "chunked", "time_shared", "split", "prefill_first")
 SHORT = "fixed:64,8"  # prompt and answer
 SHORT_RATE = 20.0  # a second and instance
 COUNTS = (1_000, 10_000, 100_000, 1_000_000)
-FLEET, FLEET_REQUESTS, FLEET_RATE = 1_000, 20_000, 1_000.0
+FLEET, FLEET_REQUESTS, FLEET_RATE = 1_000, 5_000, 500.0
 FLEET_SPEC = "fixed:512,64"
 HEADS = (
     *("what", "instances", "requests", "simulated s", "CPU s", "× real time", "ms a request", "events", "µs an event"),
@@ -147,16 +147,14 @@ def fleet_cases(instances: int) -> list[Case]:
     return [Case(f"{instances:,} instances", app, FLEET_SPEC, FLEET_REQUESTS, FLEET_RATE)]
 
 
-def rows(cases: Sequence[Case], seed: int, console: Console) -> list[Row]:
+def rows(cases: Sequence[Case], seed: int, console: Console) -> Iterator[Row]:
     """One after the other, each in a process of its own. Raises ConfigError."""
-    found: list[Row] = []
     with Progress(len(cases), console) as progress:
-        for case in cases:
-            progress.update(float(len(found)), case.name)
+        for done, case in enumerate(cases):
+            progress.update(float(done), case.name)
             with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-                found.append(pool.submit(measured, case, seed).result())
+                yield pool.submit(measured, case, seed).result()
         progress.update(float(len(cases)))
-    return found
 
 
 def table(found: Sequence[Row]) -> list[str]:
@@ -202,7 +200,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     args, console = parser().parse_args(argv), Console(stderr=True)
     try:
         for cases in cases_of(args).values():
-            print("\n".join([*table(rows(cases, args.seed, console)), ""]), flush=True)
+            print("\n".join(table([])), flush=True)
+            for row in rows(cases, args.seed, console):
+                print("\n".join(table([row])[len(table([])) :]), flush=True)
+            print()
     except (PdmuxError, ValueError) as error:
         print(f"simulator_speed: {error}", file=sys.stderr)
         return 2
