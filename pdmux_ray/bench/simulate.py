@@ -7,6 +7,7 @@ GPU's. It leaves what `pdmux bench` leaves, and a timeline (`timeline-RATE.json`
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,6 +31,7 @@ from pdmux_ray.sim.device import Slower
 from pdmux_ray.sim.devices import device_of
 from pdmux_ray.sim.fleet import SPREAD
 from pdmux_ray.sim.gpu import GPUS, SHAPES
+from pdmux_ray.sim.learned import read as read_lessons
 from pdmux_ray.sim.profiled import Profiled, profiled
 from pdmux_ray.sim.sm_share import assumptions
 from pdmux_ray.workload.requests import Ask, PlannedRequest
@@ -82,7 +84,7 @@ def _job(args: argparse.Namespace, config: AppConfig) -> Job:
         if not given:
             raise ConfigError(f"{flag} is missing. `pdmux simulate --help` explains it; docs/simulate.md has examples.")
     args.devices = len(config.roles) * (args.tp or 1)
-    job = Job.of(args)
+    job = Job.of(args, kept=False)
     if any(isinstance(ask.prompt, str) for ask in job.sample):
         raise ConfigError("Texts cannot be simulated: without their model nobody knows its answers. Take lengths or a trace.")
     return job
@@ -106,12 +108,18 @@ def _take_times(args: argparse.Namespace) -> None:
 
 def _setup(args: argparse.Namespace, config: AppConfig, job: Job) -> Setup:
     """Raises ConfigError."""
-    found = _device(args, config)
-    device = replace(found.device, slower=parse_slower(args.slower))
-    if args.bandwidth:
-        device = replace(device, link_bytes_per_s=args.bandwidth)
-    spread = found.spread if args.spread is None else args.spread
-    return Setup(config, device, found.context_length, spread, args.line, job.offer, args.drain, args.out)
+    found = as_served(_device(args, config), args.slower, args.learned, args.spread)
+    device = replace(found.device, link_bytes_per_s=args.bandwidth) if args.bandwidth else found.device
+    return Setup(config, device, found.context_length, found.spread, args.line, job.offer, args.drain, args.out)
+
+
+def as_served(found: Profiled, slower: str, learned: Sequence[Path] | None, spread: float | None) -> Profiled:
+    """By the options that say how a server differs from its profile. Raises ConfigError."""
+    if learned:
+        lessons = read_lessons(learned)
+        return replace(found, device=replace(found.device, slower=lessons, residuals=lessons.residuals), spread=0.0)
+    found = replace(found, device=replace(found.device, slower=parse_slower(slower)))
+    return found if spread is None else replace(found, spread=spread)
 
 
 def _device(args: argparse.Namespace, config: AppConfig) -> Profiled:
@@ -167,7 +175,7 @@ def _terms(setup: Setup, job: Job) -> tuple[Terms, list[str]]:
 
 def _conditions(args: argparse.Namespace, setup: Setup) -> dict[str, str]:
     """What is simulated, in words. `load.comparison` knows which of them may differ where runs are compared."""
-    engine, device, slower = setup.config.engine, setup.device, setup.device.slower
+    engine, device = setup.config.engine, setup.device
     return {
         "configuration": " ".join([args.config.name, *args.set]),
         "fleet": _fleet(setup.config),
@@ -175,8 +183,7 @@ def _conditions(args: argparse.Namespace, setup: Setup) -> dict[str, str]:
         "routing": setup.config.gateway.routing.policy if setup.config.topology else "by load",
         "device": device.name,
         "KV pool": f"{device.layout.pages:,} pages of {device.layout.page_size} tokens",
-        "steps": f"times their prediction: decode {slower.decode:g}, prefill {slower.prefill:g}, one pass {slower.mixed:g}; "
-        f"spread {setup.spread:.3g}",
+        "steps": f"times their prediction: {device.slower}; spread {setup.spread:.3g}",
         "line": f"{setup.line_s * 1e3:g} ms a message",
         "link": f"{device.link_bytes_per_s / 1e9:g} GB/s between two instances",
         **({"assumed": ", ".join(args.assume)} if args.assume else {}),

@@ -77,7 +77,7 @@ class Row:
         instances = len(self.case.config.roles)
         return [
             *(self.case.name, f"{instances:,}", f"{self.requests:,}", f"{self.simulated_s:,.0f}", f"{self.cpu_s:,.1f}"),
-            *(f"{self.simulated_s / self.cpu_s:,.0f}", f"{self.cpu_s / self.requests * 1e3:.2f}", f"{self.events:,}"),
+            *(f"{self.simulated_s / self.cpu_s:,.1f}", f"{self.cpu_s / self.requests * 1e3:.2f}", f"{self.events:,}"),
             *(f"{self.cpu_s / self.events * 1e6:.1f}", f"{self.steps:,}", f"{self.memory_bytes / 2**20:,.0f}"),
         ]
 
