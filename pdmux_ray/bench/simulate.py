@@ -115,6 +115,8 @@ def _setup(args: argparse.Namespace, config: AppConfig, job: Job) -> Setup:
 
 def as_served(found: Profiled, slower: str, learned: Sequence[Path] | None, spread: float | None) -> Profiled:
     """By the options that say how a server differs from its profile. Raises ConfigError."""
+    if learned and spread is not None:
+        raise ConfigError("--spread and --learned exclude each other: steps scatter as those of the timeline did.")
     if learned:
         lessons = read_lessons(learned)
         return replace(found, device=replace(found.device, slower=lessons, residuals=lessons.residuals), spread=0.0)

@@ -27,6 +27,7 @@ from pdmux_ray.tune.trial import Changes, Setting
 from pdmux_ray.types import Mode
 from pdmux_ray.workload.arrivals import Arrivals
 from pdmux_ray.workload.outline import Outline, reusable_fraction
+from pdmux_ray.workload.requests import Workload
 from pdmux_ray.workload.scaling import Scaling
 from pdmux_ray.workload.source import TokenWorkload, load_workload
 from pdmux_ray.workload.traces import Trace
@@ -90,7 +91,7 @@ class Plan:
         best_rps = max(works[topology.tp].most_rps(topology) for topology in space.topologies())
         setting = replace(setting, requests=_requests(args, workload, best_rps))
         fresh = _fresh(setting, workload)
-        notes = [*_notes(setting, space, devices), *left_out, *workload.description]
+        notes = [*_notes(setting, space, devices), _confirmed_on(setting, fresh), *left_out, *workload.description]
         return cls(space, setting, fresh, works, assume, args.sensitivity, notes)
 
     def variants(self, candidates: Sequence[Candidate]) -> list[Variant]:
@@ -217,6 +218,18 @@ def _fresh(setting: Setting, workload: TokenWorkload) -> Setting:
     if not isinstance(workload.source, Trace) or len(workload.source.requests) < 2 * setting.requests:
         return fresh
     return replace(fresh, skip=setting.requests)
+
+
+def _confirmed_on(setting: Setting, fresh: Setting) -> str:
+    if fresh.skip > setting.skip or not _is_trace(setting.workload):
+        return "Confirmed on other requests than those that candidates were chosen by."
+    return (
+        "The trace has no two runs of requests: confirmed on the same ones at the same times, only step times are drawn anew."
+    )
+
+
+def _is_trace(workload: Workload) -> bool:
+    return isinstance(workload, TokenWorkload) and isinstance(workload.source, Trace)
 
 
 def _notes(setting: Setting, space: Space, devices: dict[int, DeviceModel]) -> list[str]:

@@ -92,9 +92,7 @@ def page(title: str, outcome: Outcome, notes: Sequence[str], lead: str) -> str:
     winner = outcome.confirmed[0]
     sections = [
         Section("", [_cards(winner), Notes(conclusion(outcome.confirmed))]),
-        Section(
-            "Confirmed", [_table("The best, and the best of each kind, on other requests", outcome.confirmed), Notes([LEGEND])]
-        ),
+        Section("Confirmed", [_table("The best, and the best of each kind, run again", outcome.confirmed), Notes([LEGEND])]),
         Section("Ratio", [_chart(outcome)]),
         Section(
             "Sensitivity",

@@ -57,7 +57,7 @@ CHUNKS_34B = (256, 512, 1024, 2048, 4096)
 LOADED = (0.5, 0.8)  # of what PD multiplexing carries: rates at which chunk sizes are compared
 
 PUBLISHED_70B: Mapping[str, tuple[float, float]] = {"tool-agent": (3.06, 1.62)}  # over chunks of 512, over 1:1
-TTFT_H200 = 2.28  # chunked prefill's P99 TTFT over PD multiplexing's, mean of H100 and H200
+TTFT_H200 = "2.28 (mean of H100 and H200, other work)"  # chunked prefill's P99 TTFT over PD multiplexing's
 
 
 def slo(itl_s: float) -> Slo:
@@ -116,10 +116,8 @@ def compare_70b(steps: StepTimes, tell: Tell) -> Comparison:
             f"The shapes are this project's: {_requests(WORKS_70B)}, Poisson.",
             str(steps),
         ],
-        "the order is the published one, the factors are not. With 1:1, what is late at 0.8 requests/s of tool-agent are "
-        "prompts of under 30,000 tokens, behind longer ones: in order of arrival they miss their 1 s, and PD multiplexing here "
-        "takes first what is due first. With chunks three of five misses are gaps: each chunk reads again the KV of what was "
-        "before it, up to steps of over 100 ms. The source does not say which TTFT its goodput asks for.",
+        "the source does not say which TTFT its goodput asks for. PD multiplexing here takes first what is due first, chunks "
+        "and 1:1 go in order of arrival: how much of a factor is that order's is not separated.",
     )
 
 
@@ -197,8 +195,14 @@ def best_chunk(name: str, holding: Sequence[tuple[int, float]], ttft_s: float) -
     quickest = min((late_s for _, late_s in holding), default=None)
     what = f"{name}: largest chunk that keeps 60 ms"
     return [
-        Row(what, 512.0, largest, "tokens", published_as="under 1,024", ours_as=None if largest else "none"),
-        Row(f"{name}: P99 TTFT of the best such chunk over PD multiplexing", TTFT_H200, quickest and quickest / ttft_s, "×"),
+        Row(what, None, largest, "tokens", published_as="under 1,024", ours_as=None if largest else "none"),
+        Row(
+            f"{name}: P99 TTFT of the best such chunk over PD multiplexing",
+            None,
+            quickest and quickest / ttft_s,
+            "×",
+            TTFT_H200,
+        ),
     ]
 
 

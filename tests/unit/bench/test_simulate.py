@@ -12,13 +12,15 @@ from rich.console import Console
 
 from pdmux_ray import cli
 from pdmux_ray.bench.load.offer import Offer
-from pdmux_ray.bench.simulate import KINDS
+from pdmux_ray.bench.simulate import KINDS, as_served
 from pdmux_ray.bench.simulated_runs import Setup, Simulated, one_run, runs
+from pdmux_ray.errors import ConfigError
 from pdmux_ray.metrics import summary
 from pdmux_ray.metrics.goodput import Slo
 from pdmux_ray.report.progress import Progress
 from pdmux_ray.sim.device import Slower
 from pdmux_ray.sim.gpu import GPUS, SHAPES
+from pdmux_ray.sim.profiled import Profiled
 from pdmux_ray.workload.source import load_workload
 from tests.unit.sim.fleets import config, device
 from tests.unit.sim.profiles import model, profile
@@ -189,3 +191,9 @@ def test_the_help_names_every_gpu_and_shape() -> None:
     for name in SHAPES:
         assert cli.parser().parse_args([*arguments, "--model-shape", name]).model_shape == name
     assert tuple(Slower.__dataclass_fields__) == KINDS
+
+
+def test_a_spread_beside_a_timeline_is_refused(tmp_path: Path) -> None:
+    found = Profiled(device(), 2048, 0.1)
+    with pytest.raises(ConfigError, match="exclude each other"):
+        as_served(found, "1", [tmp_path / "served.json"], 0.2)

@@ -95,14 +95,15 @@ def test_a_run_is_about_a_minute_of_arrivals_unless_it_is_said(tmp_path: Path) -
     assert plan(tmp_path, *GOOD, "--requests", "77").setting.requests == 77
 
 
-def test_of_a_trace_the_requests_that_follow_confirm(tmp_path: Path) -> None:
+def test_of_a_trace_the_requests_that_follow_confirm_and_it_is_told_when_there_are_too_few(tmp_path: Path) -> None:
     lines = [{"timestamp": i * 100, "input_length": 40, "output_length": 4, "hash_ids": [i]} for i in range(100)]
     (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, lines)))
     source = ("--trace", f"mooncake:{tmp_path / 't.jsonl'}", *GOOD[2:])
     some, all_ = plan(tmp_path, *source, "--requests", "20"), plan(tmp_path, *source, "--requests", "60")
     assert (some.setting.skip, some.fresh.skip, some.setting.arrivals.kind) == (0, 20, "trace")
-    assert all_.fresh.skip == 0
-    assert all_.fresh.seed != all_.setting.seed
+    assert any("Confirmed on other requests" in note for note in some.notes)
+    assert (all_.fresh.skip, all_.fresh.seed != all_.setting.seed) == (0, True)
+    assert any("confirmed on the same ones" in note for note in all_.notes)
 
 
 def test_a_profile_has_one_device_and_only_its_link_is_assumed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
