@@ -139,16 +139,13 @@ def _shown(progress: Progress, before: int, rate: float) -> Watch:
     return lambda ended: progress.update(float(before + ended), f"{figures.rate(rate)} requests/s")
 
 
-def _on_cores(setup: Setup, rates: Sequence[float], progress: Progress, workers: int) -> Iterator[Simulated]:
-    """The highest rates, which take longest, begin first."""
-    ended = multiprocessing.Array("q", len(rates), lock=False)
-    pool = ProcessPoolExecutor(workers, initializer=_begin, initargs=(ended,))
+@contextmanager
+def simulating(workers: int, begin: Callable[..., None], *about: object) -> Iterator[ProcessPoolExecutor]:
+    """Processes that each `begin(*about)`, and leave Ctrl-C to their parent: it ends them with the block, at once when that
+    raises."""
+    pool = ProcessPoolExecutor(workers, initializer=_begin, initargs=(begin, about))
     try:
-        first = sorted(range(len(rates)), key=lambda index: -setup.offer.count(rates[index]))
-        going = {index: pool.submit(_one_of, index, setup, rates[index]) for index in first}
-        for index in range(len(rates)):
-            yield _awaited(going[index], lambda: progress.update(float(sum(ended)), f"{len(rates)} rates"))
-        progress.update(float(sum(map(setup.offer.count, rates))))
+        yield pool
         pool.shutdown()
     except BaseException:
         pool.shutdown(wait=False, cancel_futures=True)
@@ -157,17 +154,32 @@ def _on_cores(setup: Setup, rates: Sequence[float], progress: Progress, workers:
         raise
 
 
+def _begin(begin: Callable[..., None], about: Sequence[object]) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    begin(*about)
+
+
+def _on_cores(setup: Setup, rates: Sequence[float], progress: Progress, workers: int) -> Iterator[Simulated]:
+    """The highest rates, which take longest, begin first."""
+    ended = multiprocessing.Array("q", len(rates), lock=False)
+    with simulating(workers, _count_in, ended) as pool:
+        first = sorted(range(len(rates)), key=lambda index: -setup.offer.count(rates[index]))
+        going = {index: pool.submit(_one_of, index, setup, rates[index]) for index in first}
+        for index in range(len(rates)):
+            yield _awaited(going[index], lambda: progress.update(float(sum(ended)), f"{len(rates)} rates"))
+        progress.update(float(sum(map(setup.offer.count, rates))))
+
+
 def _awaited(going: Future[Simulated], look: Callable[[], None]) -> Simulated:
     while not wait([going], LOOK_EVERY_S).done:
         look()
     return going.result()
 
 
-def _begin(ended: MutableSequence[int]) -> None:
-    """In a process of the pool, which its parent ends."""
+def _count_in(ended: MutableSequence[int]) -> None:
+    """In a process of the pool."""
     global _ended
     _ended = ended
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _one_of(index: int, setup: Setup, rate: float) -> Simulated:

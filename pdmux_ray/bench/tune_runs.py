@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import logging
-import multiprocessing
-import signal
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from pdmux_ray.bench.simulated_runs import only_errors
+from pdmux_ray.bench.simulated_runs import only_errors, simulating
 from pdmux_ray.tune.search import Done, Job, Submit
 from pdmux_ray.tune.trial import Found, Setting, Trials
 
@@ -41,25 +38,17 @@ def workers(chosen_by: Setting, confirmed_by: Setting, count: int) -> Iterator[S
         with only_errors():
             yield lambda job: Done(judges(job))
         return
-    pool = ProcessPoolExecutor(count, initializer=_begin, initargs=(chosen_by, confirmed_by))
-    try:
+    with simulating(count, _begin, chosen_by, confirmed_by) as pool:
         yield lambda job: pool.submit(_judged, job)
-        pool.shutdown()
-    except BaseException:
-        pool.shutdown(wait=False, cancel_futures=True)
-        for child in multiprocessing.active_children():
-            child.terminate()
-        raise
 
 
 _judges: Judges  # of a process of the pool
 
 
 def _begin(chosen_by: Setting, confirmed_by: Setting) -> None:
-    """In a process of the pool, which its parent ends."""
+    """In a process of the pool."""
     global _judges
     _judges = Judges.of(chosen_by, confirmed_by)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     logging.getLogger("pdmux_ray").setLevel(logging.ERROR)
 
 

@@ -94,9 +94,7 @@ def compare(steps: StepTimes, tell: Tell) -> Comparison:
         ],
         "the published curves lie below their authors' own step times. 10 requests/s are 25 decodes at once, for which their "
         "fit has a step of 29 ms, not 40; and 5.6 prompts a second of 66 ms each keep a GPU busy for 37 % of the time, too "
-        "little for queues of 0.4 s. What is missing is the engine around the steps. So all rates here are about twice the "
-        "published ones, and what the example is about, the ratio, comes out with their step times. With ours it is lower: a "
-        "prompt takes 60 ms, not 103 as in that vLLM, and disturbs decodes less.",
+        "little for queues of 0.4 s. What is missing here is the engine around the steps.",
     )
 
 

@@ -158,10 +158,9 @@ def compare_34b(steps: StepTimes, tell: Tell) -> Comparison:
             f"The shapes are this project's: {_requests(WORKS_34B)}, Poisson.",
             str(steps),
         ],
-        "ShareGPT's prompts are short: at half of the load chunks of 512 on all SMs are quicker than prefills on a part of "
-        "them, and only near the limit do they queue. A chunk of LooGLE's reads up to 80,000 tokens of KV besides, so that no "
-        "size keeps 60 ms, where the source still has one. PD multiplexing keeps it everywhere; its P99 TTFT under load is of "
-        "requests that were late already and let others pass, which is this engine's rule and not the source's.",
+        "a chunk runs on all SMs, a prefill beside decodes on a part of them; and a chunk of a long prompt reads the KV of all "
+        "that was before it, up to 80,000 tokens of LooGLE's. Requests that are late already let others pass with PD "
+        "multiplexing, which is this engine's rule and not the source's.",
     )
 
 
