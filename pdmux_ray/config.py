@@ -55,7 +55,7 @@ class _Frozen(BaseModel):
 class FakeConfig(_Frozen):
     """The fake device (`device: fake`): no model, made-up tokens, seconds that pass as configured.
 
-    With `gpu` it keeps the time of that model on that GPU (`sim/gpu.py`), and has its layers and units: the other keys but
+    With `gpu` it keeps the time of that model on that GPU (`costs/gpu.py`), and has its layers and units: the other keys but
     `pages` and `most_steps` then say nothing.
     """
 

@@ -32,6 +32,8 @@ from pdmux_ray.bench.scaled_work import MAX_CONTEXT, SLO, mixed, scaled
 from pdmux_ray.bench.simulate import parse_slower
 from pdmux_ray.bench.simulated_runs import Setup, idle_latency, only_errors, simulated
 from pdmux_ray.config import parse_app_config
+from pdmux_ray.costs.device import DeviceModel
+from pdmux_ray.costs.profiled import profiled
 from pdmux_ray.device.cpu.cores import usable_cores
 from pdmux_ray.errors import ConfigError, PdmuxError
 from pdmux_ray.metrics.goodput import Slo
@@ -41,9 +43,7 @@ from pdmux_ray.model.source import resolve
 from pdmux_ray.policy import mode_choice
 from pdmux_ray.report import figures
 from pdmux_ray.report.progress import Progress
-from pdmux_ray.sim.device import DeviceModel
 from pdmux_ray.sim.fleet import LINE_S
-from pdmux_ray.sim.profiled import profiled
 from pdmux_ray.workload.requests import Workload
 
 MIX = "mix"

@@ -27,7 +27,7 @@ API_KEY_VARIABLE = "PDMUX_BENCH_API_KEY"
 ACTIONS = ("run", "compare", "report")
 
 TOKEN_IDS = (1000, 40000)  # ordinary words of most vocabularies
-GPUS = ("H200", "H100", "B200", "A100", "A800")  # of sim/gpu.py
+GPUS = ("H200", "H100", "B200", "A100", "A800")  # of costs/gpu.py
 SHAPES = ("llama-8b", "llama-70b", "codellama-34b", "qwen3-32b", "opt-13b", "opt-66b", "opt-175b")
 MOST = 1e15  # of any number, and its inverse the least above 0: beyond lie infinities
 

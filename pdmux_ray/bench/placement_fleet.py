@@ -14,10 +14,10 @@ from typing import Any
 
 from pdmux_ray.bench.cli import TOKEN_IDS
 from pdmux_ray.config import AppConfig, parse_app_config
+from pdmux_ray.costs.gpu import GPUS, SHAPES, device_model
 from pdmux_ray.metrics.goodput import Slo, Verdict
 from pdmux_ray.metrics.lifeline import Ending, Lifeline
 from pdmux_ray.sim.fleet import simulate
-from pdmux_ray.sim.gpu import GPUS, SHAPES, device_model
 from pdmux_ray.sim.placement import Look
 from pdmux_ray.types import Role
 from pdmux_ray.workload.arrivals import plan, poisson

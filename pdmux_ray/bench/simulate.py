@@ -21,19 +21,19 @@ from pdmux_ray.bench.load.provenance import command_here
 from pdmux_ray.bench.load.session import RunRecord, Session
 from pdmux_ray.bench.simulated_runs import Setup, idle_latency, only_errors, runs, simulated
 from pdmux_ray.config import AppConfig, load_serve_config
+from pdmux_ray.costs.catalog import device_of
+from pdmux_ray.costs.device import Slower
+from pdmux_ray.costs.gpu import GPUS, SHAPES
+from pdmux_ray.costs.learned import read as read_lessons
+from pdmux_ray.costs.profiled import Profiled, profiled
+from pdmux_ray.costs.sm_share import assumptions
 from pdmux_ray.device.cpu.cores import usable_cores
 from pdmux_ray.errors import ConfigError
 from pdmux_ray.model.source import resolve
 from pdmux_ray.report import figures
 from pdmux_ray.report.progress import Progress
 from pdmux_ray.report.table import print_line
-from pdmux_ray.sim.device import Slower
-from pdmux_ray.sim.devices import device_of
 from pdmux_ray.sim.fleet import SPREAD
-from pdmux_ray.sim.gpu import GPUS, SHAPES
-from pdmux_ray.sim.learned import read as read_lessons
-from pdmux_ray.sim.profiled import Profiled, profiled
-from pdmux_ray.sim.sm_share import assumptions
 from pdmux_ray.workload.requests import Ask, PlannedRequest
 from pdmux_ray.workload.source import TokenWorkload, load_workload
 from pdmux_ray.workload.traces import Trace

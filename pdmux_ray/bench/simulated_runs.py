@@ -18,6 +18,7 @@ from pdmux_ray.bench.load.session import from_first_arrival
 from pdmux_ray.bench.load.targets import SoloPlan, solo_latency
 from pdmux_ray.bench.timeline import Fetched, run_samples
 from pdmux_ray.config import AppConfig
+from pdmux_ray.costs.device import DeviceModel
 from pdmux_ray.engine.timeline import KEPT
 from pdmux_ray.errors import ConfigError
 from pdmux_ray.metrics.lifeline import Ending, Lifeline
@@ -27,7 +28,6 @@ from pdmux_ray.report import figures
 from pdmux_ray.report.progress import Progress
 from pdmux_ray.report.series import UnitsSample, Window
 from pdmux_ray.sim.backlog import falls_behind
-from pdmux_ray.sim.device import DeviceModel
 from pdmux_ray.sim.fleet import Run, Watch
 from pdmux_ray.sim.fleet import simulate as simulate_fleet
 from pdmux_ray.workload.requests import Ask, Planned, PlannedRequest

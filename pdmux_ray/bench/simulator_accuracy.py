@@ -31,6 +31,7 @@ from pdmux_ray.bench.scaled_work import MAX_CONTEXT, SHAPES, scaled
 from pdmux_ray.bench.simulate import as_served
 from pdmux_ray.bench.simulated_runs import Setup, only_errors, simulated
 from pdmux_ray.config import AppConfig, load_serve_config
+from pdmux_ray.costs.profiled import Profiled, profiled
 from pdmux_ray.device.cpu.cores import usable_cores
 from pdmux_ray.errors import ConfigError, PdmuxError
 from pdmux_ray.metrics import summary as summaries
@@ -39,7 +40,6 @@ from pdmux_ray.metrics.lifeline import Lifeline
 from pdmux_ray.model.source import resolve
 from pdmux_ray.report import figures
 from pdmux_ray.report.progress import Progress
-from pdmux_ray.sim.profiled import Profiled, profiled
 
 LIMITS = {"TTFT mean": 0.15, "TTFT p99": 0.15, "ITL mean": 0.10, "ITL p99": 0.10, "good requests/s": 0.10}
 DRAIN_S = 60.0

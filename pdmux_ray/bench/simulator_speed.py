@@ -23,11 +23,11 @@ from rich.console import Console
 from pdmux_ray.bench.cli import TOKEN_IDS
 from pdmux_ray.bench.simulated_runs import only_errors
 from pdmux_ray.config import AppConfig, load_serve_config, parse_app_config
+from pdmux_ray.costs.catalog import COSTS, device_of
+from pdmux_ray.costs.gpu import ASSUMED, SHAPES
 from pdmux_ray.errors import PdmuxError
 from pdmux_ray.report.progress import Progress
-from pdmux_ray.sim.devices import COSTS, device_of
 from pdmux_ray.sim.fleet import Run, simulate
-from pdmux_ray.sim.gpu import ASSUMED, SHAPES
 from pdmux_ray.workload.arrivals import LazyPlan, poisson
 from pdmux_ray.workload.requests import Planned
 from pdmux_ray.workload.source import TokenWorkload, load_workload

@@ -13,9 +13,9 @@ from rich.console import Console
 from pdmux_ray.bench import claims
 from pdmux_ray.bench.cli import TOKEN_IDS
 from pdmux_ray.bench.scaled_work import Mixed
+from pdmux_ray.bench.simulated_steering import LONG, PREDICT, SLO, WAYS, Outcome, Way, compare
 from pdmux_ray.report import figures
 from pdmux_ray.report.progress import Progress
-from pdmux_ray.sim.steering import LONG, PREDICT, SLO, WAYS, Outcome, Way, compare
 from pdmux_ray.workload.requests import Workload
 from pdmux_ray.workload.scaling import Scaling
 from pdmux_ray.workload.source import TokenWorkload, load_workload

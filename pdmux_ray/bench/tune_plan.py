@@ -8,17 +8,17 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from pdmux_ray.config import EngineConfig
+from pdmux_ray.costs.catalog import Costs, device_of
+from pdmux_ray.costs.device import DeviceModel
+from pdmux_ray.costs.gpu import SHAPES
+from pdmux_ray.costs.profiled import profiled
+from pdmux_ray.costs.sm_share import Assumptions, assumptions
 from pdmux_ray.errors import ConfigError
 from pdmux_ray.metrics.goodput import Slo
 from pdmux_ray.metrics.slo_text import SloText
 from pdmux_ray.model.source import resolve
 from pdmux_ray.report import figures
-from pdmux_ray.sim.device import DeviceModel
-from pdmux_ray.sim.devices import Costs, device_of
 from pdmux_ray.sim.fleet import SPREAD
-from pdmux_ray.sim.gpu import SHAPES
-from pdmux_ray.sim.profiled import profiled
-from pdmux_ray.sim.sm_share import Assumptions, assumptions
 from pdmux_ray.tune.candidates import Candidate, Kind, Space
 from pdmux_ray.tune.estimate import Work, work
 from pdmux_ray.tune.search import FIRST, Variant

@@ -43,8 +43,8 @@ def build_runner(model_dir: Path | None, config: EngineConfig) -> Runner:
     Raises ConfigError (for cuda without a GPU one that names the CPU's config), UnsupportedModelError, WeightsError.
     """
     if config.device == "fake":
+        from pdmux_ray.costs.faked import faked
         from pdmux_ray.engine.fake_runner import FakeRunner
-        from pdmux_ray.sim.faked import faked
 
         fake, device = config.fake, faked(config.fake)
         return FakeRunner(

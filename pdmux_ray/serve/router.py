@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pdmux_ray.config import AppConfig, EngineConfig, RoutingConfig
+from pdmux_ray.costs.faked import faked
 from pdmux_ray.latency.loading import as_told, read_costs
 from pdmux_ray.policy.admission import TtftObjective
 from pdmux_ray.policy.decisions import RouteChoice, RouteReason
@@ -21,7 +22,6 @@ from pdmux_ray.policy.routing import FitnessLimits, RouteAsk, RouteLimits, choos
 from pdmux_ray.policy.views import CostModel, InstanceCosts, InstanceView
 from pdmux_ray.serve.prefixes import PrefixIndex
 from pdmux_ray.serve.wire import Figures
-from pdmux_ray.sim.faked import faked
 from pdmux_ray.types import Mode
 
 SILENCE_S = 5.0  # an instance that sends nothing for so long (heartbeats come every second) is not given requests

@@ -16,13 +16,13 @@ from functools import partial
 from random import Random
 
 from pdmux_ray.config import AppConfig
+from pdmux_ray.costs.device import DeviceModel
 from pdmux_ray.engine.engine import Engine
 from pdmux_ray.engine.timeline import KEPT
 from pdmux_ray.errors import IntegrityError
 from pdmux_ray.metrics.lifeline import Lifeline
 from pdmux_ray.policy.decisions import RouteChoice
 from pdmux_ray.serve.router import Device, Router, RouterSettings, one_pass_tokens
-from pdmux_ray.sim.device import DeviceModel
 from pdmux_ray.sim.events import Turn, World
 from pdmux_ray.sim.gateway import SimGateway
 from pdmux_ray.sim.instance import SimInstance, Surroundings

@@ -10,6 +10,7 @@ from random import Random
 from typing import Protocol
 
 from pdmux_ray.config import EngineConfig
+from pdmux_ray.costs.device import DeviceModel
 from pdmux_ray.engine.engine import Engine
 from pdmux_ray.engine.handoffs import transfer_limits
 from pdmux_ray.engine.limits import resolve_limits
@@ -19,7 +20,7 @@ from pdmux_ray.latency.correction import CorrectedCosts
 from pdmux_ray.latency.model import FittedCosts
 from pdmux_ray.policy.look_ahead import NONE_ALIKE
 from pdmux_ray.serve.known import HEARTBEAT_S, LOAD_PERIOD_S
-from pdmux_ray.sim.device import TOKEN, CostDevice, DeviceModel
+from pdmux_ray.sim.device import TOKEN, CostDevice
 from pdmux_ray.sim.events import StepClock, Turn, World
 from pdmux_ray.sim.streak import Lengths, Streak
 from pdmux_ray.sim.transfers import Port, Transfers

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from functools import partial
 
 from pdmux_ray.config import AppConfig
+from pdmux_ray.costs.device import DeviceModel
 from pdmux_ray.policy.decisions import PlacementPlan
 from pdmux_ray.policy.demand import FleetFigures
 from pdmux_ray.serve.placer import Placer, Seen
 from pdmux_ray.serve.sources import Window
-from pdmux_ray.sim.device import DeviceModel
 from pdmux_ray.sim.events import World
 from pdmux_ray.sim.gateway import SimGateway
 from pdmux_ray.sim.instance import SimInstance

@@ -11,11 +11,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from pdmux_ray.costs.device import DeviceModel
 from pdmux_ray.engine.engine import Engine
 from pdmux_ray.metrics.goodput import Slo, Verdict
 from pdmux_ray.metrics.lifeline import Lifeline, quantile
 from pdmux_ray.policy.decisions import RouteChoice
-from pdmux_ray.sim.device import DeviceModel
 
 FULL = 0.9  # of a pool's tokens: whoever comes waits for pages
 MOST = 0.99  # of the requests have ended: one long answer more says nothing of the fleet

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from pdmux_ray.costs.device import DeviceModel
 from pdmux_ray.policy.views import Piece
-from pdmux_ray.sim.device import DeviceModel
 from pdmux_ray.tune.candidates import Topology
 
 

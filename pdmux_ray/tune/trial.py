@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pdmux_ray.config import parse_app_config
+from pdmux_ray.costs.device import DeviceModel
 from pdmux_ray.metrics.goodput import RatePoint, Slo
 from pdmux_ray.metrics.summary import RunSummary, rate_point, summarize_run
 from pdmux_ray.sim.backlog import falls_behind
-from pdmux_ray.sim.device import DeviceModel
 from pdmux_ray.sim.fleet import Run, simulate
 from pdmux_ray.tune.binding import Binds, Ran, Uses, causes, uses
 from pdmux_ray.tune.candidates import Candidate, configured

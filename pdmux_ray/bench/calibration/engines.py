@@ -9,7 +9,7 @@ from importlib.resources import files
 from typing import Any, TypeVar
 
 from pdmux_ray.bench.calibration.rows import Group, Row, UncostedError, plain_name
-from pdmux_ray.sim.silicon import check_installed, compiled
+from pdmux_ray.costs.silicon import check_installed, compiled
 
 Found = TypeVar("Found")
 

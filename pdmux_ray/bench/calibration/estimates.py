@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from statistics import fmean
 
+from pdmux_ray.bench.calibration.closed_loop import Fleet, Latencies, Loop, apart, together
 from pdmux_ray.bench.calibration.engines import (
     EngineTimes,
     Served,
@@ -24,7 +25,6 @@ from pdmux_ray.bench.calibration.engines import (
     served,
 )
 from pdmux_ray.bench.calibration.rows import Group, Pool, Row, UncostedError
-from pdmux_ray.sim.closed_loop import Fleet, Latencies, Loop, apart, together
 
 ROUNDS = 10
 INFERENCE_MAX = ((1024, 1024), (1024, 8192), (8192, 1024))

@@ -21,10 +21,10 @@ from pdmux_ray.bench.literature import distserve, estimates, mooncake, multiplex
 from pdmux_ray.bench.literature.fleets import StepTimes, Tell
 from pdmux_ray.bench.literature.rows import Comparison
 from pdmux_ray.bench.simulated_runs import only_errors
+from pdmux_ray.costs.catalog import COSTS
+from pdmux_ray.costs.sm_share import assumptions
 from pdmux_ray.errors import ConfigError, PdmuxError
 from pdmux_ray.report.table import print_line
-from pdmux_ray.sim.devices import COSTS
-from pdmux_ray.sim.sm_share import assumptions
 
 NAMES = ("transfer", "estimates", "distserve", "multiplexing-70b", "multiplexing-34b", "mooncake")
 

@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 
 from pdmux_ray.bench.literature.fleets import SEED, TOKEN_IDS, Fleet, Load, StepTimes, Tell, config, limit, words
 from pdmux_ray.bench.literature.rows import Comparison, Row
+from pdmux_ray.costs.device import DeviceModel
+from pdmux_ray.costs.gpu import A100, OPT_13B, device_with
+from pdmux_ray.costs.sm_share import Assumptions, Ramp, WholeTimes, parameters_of
 from pdmux_ray.latency.features import BATCH_KNOTS, TOKEN_KNOTS
 from pdmux_ray.latency.model import FittedCosts
 from pdmux_ray.metrics.goodput import Goodput, Slo
-from pdmux_ray.sim.device import DeviceModel
-from pdmux_ray.sim.gpu import A100, OPT_13B, device_with
-from pdmux_ray.sim.sm_share import Assumptions, Ramp, WholeTimes, parameters_of
 from pdmux_ray.workload.source import load_workload
 
 PROMPT, OUTPUT = 512, 64

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 from pdmux_ray.bench.literature.fleets import StepTimes
 from pdmux_ray.bench.literature.rows import Comparison, Row
+from pdmux_ray.costs.gpu import H100, GpuModel
+from pdmux_ray.costs.sm_share import Assumptions, Ramp, WholeTimes, parameters_of
 from pdmux_ray.latency.features import BATCH_KNOTS, TOKEN_KNOTS
 from pdmux_ray.latency.model import FittedCosts
 from pdmux_ray.policy.views import CostModel, Piece
-from pdmux_ray.sim.gpu import H100, GpuModel
-from pdmux_ray.sim.sm_share import Assumptions, Ramp, WholeTimes, parameters_of
 
 QWEN3_8B = GpuModel("Qwen3-8B", 6.946e9, 151_936, 36, 4096, 32, 8, 128, 40_960)
 BATCH, CONTEXT, PROMPT = 32, 2048, 8192

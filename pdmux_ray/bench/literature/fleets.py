@@ -12,17 +12,17 @@ from typing import Any
 
 from pdmux_ray.bench.load.search import Bisection
 from pdmux_ray.config import AppConfig, parse_app_config
+from pdmux_ray.costs import gpu as roofline
+from pdmux_ray.costs import silicon
+from pdmux_ray.costs.catalog import Costs
+from pdmux_ray.costs.device import DeviceModel
+from pdmux_ray.costs.gpu import ASSUMED, Gpu, GpuModel
+from pdmux_ray.costs.sm_share import Assumptions
 from pdmux_ray.metrics.goodput import Bound, Goodput, Slo, goodput
 from pdmux_ray.metrics.lifeline import Lifeline
 from pdmux_ray.metrics.summary import rate_point
 from pdmux_ray.report import figures
-from pdmux_ray.sim import gpu as roofline
-from pdmux_ray.sim import silicon
-from pdmux_ray.sim.device import DeviceModel
-from pdmux_ray.sim.devices import Costs
 from pdmux_ray.sim.fleet import simulate
-from pdmux_ray.sim.gpu import ASSUMED, Gpu, GpuModel
-from pdmux_ray.sim.sm_share import Assumptions
 from pdmux_ray.workload.arrivals import plan, poisson
 from pdmux_ray.workload.requests import Ask
 
@@ -49,7 +49,7 @@ class StepTimes:
 
     def __str__(self) -> str:
         measured = "Step times are sums of measured operations (aiconfigurator 0.12, vLLM)."
-        return measured if self.costs == "silicon" else "Step times are a roofline's (sim/gpu.py)."
+        return measured if self.costs == "silicon" else "Step times are a roofline's (costs/gpu.py)."
 
 
 @dataclass(frozen=True, slots=True)

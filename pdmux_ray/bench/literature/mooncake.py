@@ -11,13 +11,13 @@ from typing import Any
 
 from pdmux_ray.bench.literature.fleets import CONTEXT, SEED, TOKEN_IDS, StepTimes, Tell, config
 from pdmux_ray.bench.literature.rows import Comparison, Row
+from pdmux_ray.costs.device import DeviceModel
+from pdmux_ray.costs.gpu import A800, LLAMA_70B
 from pdmux_ray.metrics.lifeline import Lifeline, quantile
 from pdmux_ray.policy.decisions import RouteChoice
 from pdmux_ray.report import figures
 from pdmux_ray.serve.router import Candidate, Router, RouterSettings
-from pdmux_ray.sim.device import DeviceModel
 from pdmux_ray.sim.fleet import RouterOf, simulate
-from pdmux_ray.sim.gpu import A800, LLAMA_70B
 from pdmux_ray.types import Role
 from pdmux_ray.workload.arrivals import LazyPlan
 from pdmux_ray.workload.requests import Planned

@@ -21,10 +21,10 @@ from pdmux_ray.bench.literature.fleets import (
     words,
 )
 from pdmux_ray.bench.literature.rows import Comparison, Row
+from pdmux_ray.costs.gpu import A100, CODE_LLAMA_34B, H200, LLAMA_70B, Gpu, GpuModel
 from pdmux_ray.metrics.goodput import Bound, Goodput, Slo
 from pdmux_ray.metrics.summary import summarize_run
 from pdmux_ray.report import figures
-from pdmux_ray.sim.gpu import A100, CODE_LLAMA_34B, H200, LLAMA_70B, Gpu, GpuModel
 from pdmux_ray.workload.scaling import Scaling
 from pdmux_ray.workload.source import load_workload
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pdmux_ray.bench.literature.fleets import StepTimes
 from pdmux_ray.bench.literature.rows import Comparison, Row
-from pdmux_ray.sim.gpu import A100, OPT_175B
+from pdmux_ray.costs.gpu import A100, OPT_175B
 from pdmux_ray.sim.transfers import LATENCY_S
 
 TOKENS = 2048

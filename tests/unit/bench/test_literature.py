@@ -12,12 +12,12 @@ from pdmux_ray.bench.literature import distserve, estimates, mooncake, multiplex
 from pdmux_ray.bench.literature.__main__ import NAMES, chosen, parser
 from pdmux_ray.bench.literature.fleets import Fleet, Load, StepTimes, config, limit, offered
 from pdmux_ray.bench.literature.rows import Comparison, Row
+from pdmux_ray.costs.gpu import H200, LLAMA_8B, device_model
 from pdmux_ray.errors import ConfigError
 from pdmux_ray.metrics.goodput import Slo
 from pdmux_ray.policy.views import Piece
 from pdmux_ray.serve.router import Router
 from pdmux_ray.sim.fleet import RouterOf, simulate
-from pdmux_ray.sim.gpu import H200, LLAMA_8B, device_model
 from pdmux_ray.types import Mode, Role
 from pdmux_ray.workload.arrivals import plan
 from pdmux_ray.workload.requests import Ask

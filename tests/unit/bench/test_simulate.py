@@ -14,16 +14,16 @@ from pdmux_ray import cli
 from pdmux_ray.bench.load.offer import Offer
 from pdmux_ray.bench.simulate import KINDS, as_served
 from pdmux_ray.bench.simulated_runs import Setup, Simulated, one_run, runs
+from pdmux_ray.costs.device import Slower
+from pdmux_ray.costs.gpu import GPUS, SHAPES
+from pdmux_ray.costs.profiled import Profiled
 from pdmux_ray.errors import ConfigError
 from pdmux_ray.metrics import summary
 from pdmux_ray.metrics.goodput import Slo
 from pdmux_ray.report.progress import Progress
-from pdmux_ray.sim.device import Slower
-from pdmux_ray.sim.gpu import GPUS, SHAPES
-from pdmux_ray.sim.profiled import Profiled
 from pdmux_ray.workload.source import load_workload
+from tests.unit.costs.profiles import model, profile
 from tests.unit.sim.fleets import config, device
-from tests.unit.sim.profiles import model, profile
 
 SLO = Slo(ttft_s=0.5, itl_s=0.05)
 GOOD = ("--workload", "fixed:40,4", "--rates", "4", "--requests", "12", "--slo", "ttft=0.5,itl=50ms")

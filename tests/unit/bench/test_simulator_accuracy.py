@@ -9,10 +9,10 @@ from pdmux_ray.bench.load.offer import Offer, Terms
 from pdmux_ray.bench.load.session import RunRecord, Session
 from pdmux_ray.bench.scaled_work import scaled
 from pdmux_ray.bench.simulator_accuracy import LIMITS, ServedRun, answer, config_of, main, rows, served_runs, table
+from pdmux_ray.costs.device import Slower
+from pdmux_ray.costs.profiled import Profiled
 from pdmux_ray.errors import ConfigError
 from pdmux_ray.metrics.goodput import Slo
-from pdmux_ray.sim.device import Slower
-from pdmux_ray.sim.profiled import Profiled
 from tests.unit.sim.fleets import device
 
 SLO = Slo(ttft_s=0.2, itl_s=0.03)

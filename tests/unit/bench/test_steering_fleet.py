@@ -9,9 +9,9 @@ from rich.console import Console
 
 from pdmux_ray.bench import steering, steering_fleet
 from pdmux_ray.bench.claims import Verdict
+from pdmux_ray.bench.simulated_steering import SLO, Outcome, Way
 from pdmux_ray.metrics.goodput import RatePoint
 from pdmux_ray.metrics.summary import summarize, summarize_run
-from pdmux_ray.sim.steering import SLO, Outcome, Way
 from tests.unit.metrics.lifelines import served
 
 

@@ -19,7 +19,7 @@ from pdmux_ray.tune.search import Outcome, Search, Variant
 from pdmux_ray.tune.standing import Standing
 from pdmux_ray.tune.trial import Changes
 from pdmux_ray.types import Mode
-from tests.unit.sim.profiles import model, profile
+from tests.unit.costs.profiles import model, profile
 
 GOOD = ("--workload", "fixed:500,4", "--gpus", "2", "--slo", "ttft=0.5,itl=20ms", "--model", "llama-8b", "--gpu", "H200")
 SMALL = ("--requests", "12", "--tp", "1", "--modes", "auto", "--thresholds", "512", "--workers", "1")

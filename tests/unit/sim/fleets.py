@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from kv_transfer.layout import KVLayout
 from pdmux_ray.config import AppConfig, parse_app_config
+from pdmux_ray.costs.device import DeviceModel
 from pdmux_ray.engine.fake_runner import linear_costs
 from pdmux_ray.policy.fake_costs import FakeCosts
 from pdmux_ray.policy.views import CostModel
-from pdmux_ray.sim.device import DeviceModel
 from pdmux_ray.types import Split
 from pdmux_ray.workload.arrivals import plan
 from pdmux_ray.workload.requests import Ask, PlannedRequest

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pdmux_ray.costs.device import Slower
+from pdmux_ray.costs.gpu import H200, LLAMA_8B, device_model
 from pdmux_ray.engine.engine import Engine
 from pdmux_ray.metrics.lifeline import Ending
-from pdmux_ray.sim.device import Slower
 from pdmux_ray.sim.fleet import Run, simulate
-from pdmux_ray.sim.gpu import H200, LLAMA_8B, device_model
 from pdmux_ray.types import Load
 from pdmux_ray.workload.arrivals import plan
 from pdmux_ray.workload.requests import Ask, PlannedRequest

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pdmux_ray.costs.device import Slower
+from pdmux_ray.costs.gpu import H200, LLAMA_8B, device_model
 from pdmux_ray.engine.timeline import Step
 from pdmux_ray.metrics.lifeline import Ending, Lifeline
 from pdmux_ray.policy.decisions import RouteReason
 from pdmux_ray.policy.views import Piece
-from pdmux_ray.sim.device import Slower
 from pdmux_ray.sim.fleet import LINE_S, simulate
-from pdmux_ray.sim.gpu import H200, LLAMA_8B, device_model
 from pdmux_ray.sim.transfers import LATENCY_S
 
 from .fleets import COSTS, LAYERS, LINK, UNITS, config, device, requests, stream

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from pdmux_ray.costs.device import DeviceModel
 from pdmux_ray.metrics.goodput import Slo
-from pdmux_ray.sim.device import DeviceModel
 from pdmux_ray.tune.binding import Binds
 from pdmux_ray.tune.candidates import LOCAL, PREDICT, REMOTE, Candidate, Topology
 from pdmux_ray.tune.served import base_settings

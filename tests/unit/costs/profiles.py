@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from pdmux_ray.costs.gpu import H200, LLAMA_8B, parameters
 from pdmux_ray.latency.identity import Identity, model_name
 from pdmux_ray.latency.profile import FORMAT, MeasuredPoint, Probe, Profile
 from pdmux_ray.latency.records import Quality
-from pdmux_ray.sim.gpu import H200, LLAMA_8B, parameters
 
 SHAPE = {"num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "hidden_size": 4096}
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from pdmux_ray.config import EngineConfig
+from pdmux_ray.costs.profiled import Profiled, profiled, spread
 from pdmux_ray.errors import ConfigError
-from pdmux_ray.sim.profiled import Profiled, profiled, spread
 from pdmux_ray.types import Split
 
 from .profiles import model, profile

@@ -7,11 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdmux_ray.errors import ConfigError
-from pdmux_ray.latency.profile import rising
-from pdmux_ray.policy.views import Piece
-from pdmux_ray.sim.device import DeviceModel
-from pdmux_ray.sim.gpu import (
+from pdmux_ray.costs.device import DeviceModel
+from pdmux_ray.costs.gpu import (
     A100,
     CODE_LLAMA_34B,
     GPUS,
@@ -24,7 +21,10 @@ from pdmux_ray.sim.gpu import (
     device_model,
     parameters,
 )
-from pdmux_ray.sim.sm_share import Assumptions, assumptions
+from pdmux_ray.costs.sm_share import Assumptions, assumptions
+from pdmux_ray.errors import ConfigError
+from pdmux_ray.latency.profile import rising
+from pdmux_ray.policy.views import Piece
 
 MODEL = device_model(H200, LLAMA_8B)
 COSTS, UNITS, LAYERS = MODEL.costs, MODEL.units, MODEL.layout.layers

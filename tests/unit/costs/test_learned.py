@@ -9,13 +9,13 @@ from statistics import stdev
 import pytest
 
 from pdmux_ray.clock import VirtualClock
+from pdmux_ray.costs.gpu import H200, LLAMA_8B, parameters
+from pdmux_ray.costs.learned import LEAST_TIMES, learned, read
 from pdmux_ray.engine.timeline import Step
 from pdmux_ray.errors import ConfigError
 from pdmux_ray.latency.correction import CorrectedCosts, Lesson
 from pdmux_ray.latency.model import FittedCosts
 from pdmux_ray.metrics.trace import Source, chrome_trace
-from pdmux_ray.sim.gpu import H200, LLAMA_8B, parameters
-from pdmux_ray.sim.learned import LEAST_TIMES, learned, read
 
 ALL = H200.units
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdmux_ray.sim.closed_loop import Fleet, Loop, apart, together
+from pdmux_ray.bench.calibration.closed_loop import Fleet, Loop, apart, together
 
 
 @dataclass(frozen=True)

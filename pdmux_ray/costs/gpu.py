@@ -26,12 +26,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kv_transfer.layout import KVLayout
+from pdmux_ray.costs.device import DeviceModel
+from pdmux_ray.costs.sm_share import Assumptions, Ramp, WholeTimes, parameters_of
 from pdmux_ray.errors import ConfigError
 from pdmux_ray.latency.features import BATCH_KNOTS, TOKEN_KNOTS
 from pdmux_ray.latency.model import FittedCosts, Parameters
 from pdmux_ray.policy.views import CostModel
-from pdmux_ray.sim.device import DeviceModel
-from pdmux_ray.sim.sm_share import Assumptions, Ramp, WholeTimes, parameters_of
 from pdmux_ray.types import Split
 
 WEIGHTS_EFFICIENCY = 0.8  # of the bandwidth, reading weights: aiconfigurator's own figure

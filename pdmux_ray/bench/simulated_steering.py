@@ -15,11 +15,11 @@ from functools import partial
 from statistics import fmean
 
 from pdmux_ray.config import AppConfig, parse_app_config
+from pdmux_ray.costs.gpu import H200, LLAMA_8B, Gpu, GpuModel, device_model
 from pdmux_ray.metrics.goodput import Goodput, RatePoint, Slo, goodput, resampled
 from pdmux_ray.metrics.lifeline import quantile
 from pdmux_ray.metrics.summary import RunSummary, Summary, rate_point, summarize, summarize_run
 from pdmux_ray.sim.fleet import Run, simulate
-from pdmux_ray.sim.gpu import H200, LLAMA_8B, Gpu, GpuModel, device_model
 from pdmux_ray.workload.arrivals import plan, poisson
 from pdmux_ray.workload.lengths import PowerLaw
 from pdmux_ray.workload.requests import Workload

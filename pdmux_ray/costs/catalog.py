@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pdmux_ray.sim import gpu as roofline
-from pdmux_ray.sim import silicon
-from pdmux_ray.sim.device import DeviceModel
-from pdmux_ray.sim.sm_share import Assumptions
+from pdmux_ray.costs import gpu as roofline
+from pdmux_ray.costs import silicon
+from pdmux_ray.costs.device import DeviceModel
+from pdmux_ray.costs.sm_share import Assumptions
 
 Costs = Literal["roofline", "silicon"]
 COSTS: tuple[Costs, ...] = ("roofline", "silicon")

@@ -26,12 +26,12 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from pdmux_ray.costs.device import DeviceModel
+from pdmux_ray.costs.gpu import ASSUMED, BLOCK_S, GPUS, Gpu, GpuModel, check_group, device_with
+from pdmux_ray.costs.sm_share import Assumptions, Ramp, WholeTimes, parameters_of
 from pdmux_ray.errors import ConfigError
 from pdmux_ray.latency.features import BATCH_KNOTS, TOKEN_KNOTS
 from pdmux_ray.latency.model import FittedCosts
-from pdmux_ray.sim.device import DeviceModel
-from pdmux_ray.sim.gpu import ASSUMED, BLOCK_S, GPUS, Gpu, GpuModel, check_group, device_with
-from pdmux_ray.sim.sm_share import Assumptions, Ramp, WholeTimes, parameters_of
 
 SYSTEMS = {"H200": "h200_sxm", "H100": "h100_sxm", "B200": "b200_sxm", "A100": "a100_sxm", "A800": "a100_sxm"}
 BACKEND = "vllm"

@@ -15,12 +15,12 @@ from typing import Any
 
 from kv_transfer.layout import KVLayout
 from pdmux_ray.config import CPU_KV_CACHE_GIB, EngineConfig
+from pdmux_ray.costs.device import DeviceModel
 from pdmux_ray.errors import ConfigError
 from pdmux_ray.latency.identity import Identity, ProfileMismatchError, model_name
 from pdmux_ray.latency.profile import Profile, read
 from pdmux_ray.latency.records import Quality
 from pdmux_ray.model.context import context_length, head_dim
-from pdmux_ray.sim.device import DeviceModel
 from pdmux_ray.types import Split
 
 _GPU = "NVIDIA"  # how the name of one begins

@@ -4,9 +4,9 @@ from dataclasses import dataclass, replace
 
 import pytest
 
+from pdmux_ray.bench.simulated_steering import DEVICES, LONG, PREDICT, WAYS, Outcome, Way, compare
+from pdmux_ray.costs.gpu import H200
 from pdmux_ray.metrics.goodput import RatePoint
-from pdmux_ray.sim.gpu import H200
-from pdmux_ray.sim.steering import DEVICES, LONG, PREDICT, WAYS, Outcome, Way, compare
 from pdmux_ray.types import Role
 from pdmux_ray.workload.requests import Ask
 

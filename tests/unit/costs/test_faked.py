@@ -6,12 +6,12 @@ import pytest
 
 from pdmux_ray.clock import VirtualClock
 from pdmux_ray.config import FakeConfig
+from pdmux_ray.costs.faked import faked
+from pdmux_ray.costs.gpu import A100, CODE_LLAMA_34B, GPUS, SHAPES, device_model
 from pdmux_ray.engine.fake_runner import FakeRunner
 from pdmux_ray.engine.request import Request
 from pdmux_ray.engine.runner import PrefillSlice, StepBatch
 from pdmux_ray.policy.views import Piece
-from pdmux_ray.sim.faked import faked
-from pdmux_ray.sim.gpu import A100, CODE_LLAMA_34B, GPUS, SHAPES, device_model
 from pdmux_ray.types import NewRequest, SamplingParams, Split
 
 PROMPT, PAGE = 64, 16

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pdmux_ray.config import FakeConfig
+from pdmux_ray.costs.gpu import GPUS, SHAPES, device_model
 from pdmux_ray.engine.fake_runner import linear_costs
 from pdmux_ray.policy.views import CostModel
-from pdmux_ray.sim.gpu import GPUS, SHAPES, device_model
 from pdmux_ray.types import Split
 
 
