@@ -1,8 +1,9 @@
 """A transport within one process: real bytes, any clock, and faults on demand. For simulation and for tests without NIXL.
 
-A `LocalNetwork` joins the `LocalTransport`s of several instances. It moves a write's bytes in two halves, the second when the
-write is over, and reads the source at both times: a page that its owner gives up too early is seen as wrong bytes.
-`Weather` says how long things take and which writes go wrong. Instances and lines go wrong by a call: `die`, `freeze`, `cut`.
+A `LocalNetwork` joins the `LocalTransport`s of several instances. Their writes share each instance's link (`pipe`). A write's
+bytes move in two halves, at half of its time and at its end, and the source is read at both: a page that its owner gives up too
+early is seen as wrong bytes. `Weather` says how long things take and which writes go wrong. Instances and lines go wrong by a
+call: `die`, `freeze`, `cut`.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from kv_transfer.api import (
     WriteDone,
 )
 from kv_transfer.layout import KVLayout
+from kv_transfer.pipe import Pipe, carry
 from kv_transfer.plan import LayoutMismatchError, Rows, descriptors, grid
 from kv_transfer.weather import Weather
 
@@ -194,6 +196,7 @@ class LocalTransport:
         self.name = name
         self.memory = memory
         self.dead = False
+        self.outgoing, self.incoming = Pipe(), Pipe()
         self.frozen = self._closed = self._woken = False
         self._network = network
         self._epoch = epoch
@@ -254,9 +257,10 @@ class LocalTransport:
             self._flights[flight.handle] = flight
             weather = self._network.weather
             seconds = len(write.local) * int(self._cut_for(flight.target)[0, 1]) / weather.bytes_per_s
+            half_s, end_s = carry(self.outgoing, flight.target.incoming, self._network.clock(), seconds)
             half = len(write.local) // 2
-            self._network.after(weather.latency_s, lambda: self._move(flight, slice(half), last=False))
-            self._network.after(weather.latency_s + seconds, lambda: self._move(flight, slice(half, None), last=True))
+            self._network.at(half_s + weather.latency_s, lambda: self._move(flight, slice(half), last=False))
+            self._network.at(end_s + weather.latency_s, lambda: self._move(flight, slice(half, None), last=True))
             return flight.handle
 
     def cancel(self, handle: int) -> None:

@@ -35,7 +35,8 @@ class _End:
 
 
 class Transfers:
-    """All endpoints of a fleet. No bytes are moved: the time passes that they would take. Each write has the whole link."""
+    """All endpoints of a fleet. No bytes are moved: the time passes that they would take. `bytes_per_s`: of each one's link, in
+    each direction."""
 
     def __init__(self, world: World, bytes_per_s: float) -> None:
         self.world = world
