@@ -90,7 +90,7 @@ def simulate(
     ]
     _link(instances, transfers)
     shown = Device(device.layout.layers, device.units, one_pass_tokens(config.engine), device.kv_bytes_per_token)
-    gateway.meet(instances, shown)
+    gateway.meet(instances, shown, transfers)
     fleet = Fleet(world, instances, gateway, transfers)
     placement = SimPlacement(config, device, fleet, line_s) if config.placement.enabled else None
     world.run(lambda: False, BEGIN_S)

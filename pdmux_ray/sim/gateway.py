@@ -13,10 +13,11 @@ from pdmux_ray.errors import PdmuxError
 from pdmux_ray.metrics.lifeline import Lifeline
 from pdmux_ray.policy.decisions import RouteChoice
 from pdmux_ray.serve.known import Promises, Standing, view_of
-from pdmux_ray.serve.router import Candidate, Device, Router
+from pdmux_ray.serve.router import Candidate, Device, Router, bandwidth_of
 from pdmux_ray.sim.events import World
-from pdmux_ray.sim.instance import SimInstance
+from pdmux_ray.sim.instance import FIGURES_PERIOD_S, SimInstance
 from pdmux_ray.sim.streak import Streak
+from pdmux_ray.sim.transfers import Transfers
 from pdmux_ray.types import FinishReason, Load, NewRequest, Role, SamplingParams, TokenEvent
 from pdmux_ray.workload.requests import PlannedRequest
 
@@ -54,13 +55,20 @@ class SimGateway:
         self._timeout_s = timeout_s
         self._instances: Mapping[str, SimInstance] = {}
         self._known: dict[str, _Known] = {}
+        self._bandwidth: float | None = None  # between two instances, bytes a second; None: not measured yet
 
-    def meet(self, instances: Sequence[SimInstance], device: Device) -> None:
-        """All of the fleet, alike."""
+    def meet(self, instances: Sequence[SimInstance], device: Device, transfers: Transfers) -> None:
+        """All of the fleet, alike. `transfers`: between them."""
         self._instances = {instance.name: instance for instance in instances}
         for instance in instances:
             self._known[instance.name] = _Known(Standing(instance.name, instance.role, frozenset()), device)
         self.take_roles({instance.name: instance.role for instance in instances})
+        self._hear_writes(transfers)
+
+    def _hear_writes(self, transfers: Transfers) -> None:
+        """As often as served instances tell of them."""
+        self._bandwidth = bandwidth_of(transfers.figures())
+        self._world.after(FIGURES_PERIOD_S, partial(self._hear_writes, transfers))
 
     def take_roles(self, roles: Mapping[str, Role]) -> None:
         """Of all instances. KV can be had from those that prefill."""
@@ -89,7 +97,7 @@ class SimGateway:
         assert isinstance(prompt, tuple)
         assert asked is not None
         prompt = Hashed(prompt)
-        choice, tokens = self._router.choose(prompt, self._candidates(), None)
+        choice, tokens = self._router.choose(prompt, self._candidates(), self._bandwidth)
         lifeline = Lifeline(now, now, prompt_tokens=len(prompt), asked_tokens=asked)
         name = str(planned.index)
         self.sent[name] = Sent(lifeline, choice)

@@ -55,6 +55,14 @@ class Transfers:
         if peers:
             self.told(name)
 
+    def figures(self) -> list[dict[str, float]]:
+        """Of each end, what a gateway reckons the bandwidth by."""
+        stats = [end.endpoint.stats for end in self._ends.values()]
+        return [
+            {"pdmux_kv_written_bytes_total": each.written_bytes, "pdmux_kv_written_seconds_total": each.written_s}
+            for each in stats
+        ]
+
     def told(self, name: str) -> None:
         """That endpoint has been told something: does that and what is due, and plans to look again when something else is."""
         self._ends[name].due_s = -math.inf

@@ -130,6 +130,16 @@ def test_instances_learn_how_long_steps_really_take_only_when_they_are_to(learni
     assert (last.end_s - last.begin_s) / last.predicted_s == pytest.approx(off, rel=0.01)
 
 
+def test_a_gateway_predicts_by_the_configured_bandwidth_until_so_much_was_moved_that_it_is_known() -> None:
+    """64 MiB: one such prompt has more. The link is 10,000 times what the configuration says."""
+    model = device()
+    model = replace(model, layout=replace(model.layout, head_dim=8192), link_bytes_per_s=1e4 * LINK)
+    run = simulate(config(1, 0, 1, "predict"), model, stream([(600, 1)] * 2, 5.0), spread=0.0)
+    (first, second), came_s = run.choices, run.lifelines[1].ttft_s
+    assert first.predicted_ttft_s == pytest.approx(599 * model.kv_bytes_per_token / LINK, rel=0.01)
+    assert second.predicted_ttft_s == pytest.approx(came_s, rel=0.25)
+
+
 def test_who_watches_hears_how_many_requests_have_ended() -> None:
     heard: list[int] = []
     simulate(config(0, 1), device(), stream([(20, 2)] * 5, 0.5), watch=heard.append)
