@@ -39,7 +39,7 @@ CONTEXT_EFFICIENCY = 0.885  # reading KV
 COMPUTE_EFFICIENCY = 0.75  # of the peak, in matrix products
 OWN_EFFICIENCY = 0.303  # attention to tokens of the same prefill
 REUSED_EFFICIENCY = 0.64  # and to those before it
-STEP_S = 0.95e-3  # of a step, whatever it does: launches and the host
+STEP_S = 0.95e-3  # of a step, whatever it does, on the GPU; what it waits for the host is `Assumptions.host_s`
 ROW_S = 10e-6  # of a request in a decode step: sampling, metadata
 BLOCK_S = 50e-6  # of the launch of a block of layers
 

@@ -10,7 +10,8 @@ From it `WholeTimes` takes what the formula of a profile needs, so that a predic
 
 `sm_share.py` has what follows for a part of the GPU. `tests/cpu/test_silicon.py` says how near this is to the sums.
 
-Not in the database is what the host takes, but for the launch of a block of layers (`gpu.BLOCK_S`); `--slower` is for that.
+Not in the database is what the host takes: the launch of a block of layers is `gpu.BLOCK_S`, the rest `Assumptions.host_s`, and
+`--slower` is for what one knows better.
 A model that aiconfigurator does not know is described to it as one of Llama's kind with as many weights a layer.
 """
 

@@ -31,6 +31,8 @@ class Assumptions:
     - `decode_beside`: MuxWise: decodes at most 30 % slower beside a prefill, at fixed SMs of an H100 (20 % on an A100).
     - `switch_s`: MuxWise: microseconds; here both lanes wait for each other, too.
     - `guard`: MuxWise's predictor errs by 8.2 % (prefill) and 8.8 % (decode) at most.
+    - `host_s`: this project's own control plane, measured on a CPU (docs/performance.md): plan, apply, commit and publish take
+      55 to 120 us a step at a batch of 64, 159 to 408 at 256. What a launch takes of the host on a GPU is not measured.
     - `allreduce_s`, `allreduce_efficiency`: of vLLM's all-reduce in the measured database of aiconfigurator 0.12, on 2 to 8
       GPUs: 4.6 to 5.7 us of a few bytes (A100: 5.3 to 6.9); 0.52 to 0.79 of the link with 32 MiB, 0.64 to 0.93 with 128 MiB
       (A100: 0.5 to 0.54, 0.6 to 0.67).
@@ -43,6 +45,7 @@ class Assumptions:
     prefill_beside: float = 0.05  # of its time: what a prefill loses beside decodes
     overlap: float = 0.1  # of its time: what a lane loses when some SMs are the other's, too, besides half of those
     switch_s: float = 100e-6  # a change of the split
+    host_s: float = 100e-6  # of a step or a block of layers, in which the GPU waits for the host
     guard: float = 1.1  # a bound over its prediction
     allreduce_s: float = 6e-6  # sum over the GPUs of a group, besides its bytes
     allreduce_efficiency: float = 0.65  # of the link between them
@@ -118,7 +121,7 @@ def parameters_of(
     shares = _Shares(times, layers, units, reading, assume)
     levels = tuple(range(_LEVELS, units + 1, _LEVELS))
     whole = shares.tokens(units)
-    pass_s = times.step_s + whole.values_s[0] + times.exchange_tokens.values_s[0]
+    pass_s = times.step_s + assume.host_s + whole.values_s[0] + times.exchange_tokens.values_s[0]
     return Parameters(
         layers=layers,
         units=units,
@@ -126,13 +129,13 @@ def parameters_of(
         bandwidth=tuple((at, bytes_per_s / factor) for at, factor in reading),
         decode=LaneModel(
             levels,
-            times.step_s + times.exchange_rows.values_s[0],
+            times.step_s + assume.host_s + times.exchange_rows.values_s[0],
             tuple(map(shares.decode, levels)),
             Contention(demand=assume.decode_beside, shared=assume.overlap, share=1.0),
         ),
         prefill=LaneModel(
             levels,
-            times.block_s,
+            times.block_s + assume.host_s,
             tuple(map(shares.prefill, levels)),
             Contention(neighbour=assume.prefill_beside, shared=assume.overlap, share=1.0),
         ),

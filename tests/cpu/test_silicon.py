@@ -16,7 +16,8 @@ HUB = {"llama-8b": "meta-llama/Meta-Llama-3.1-8B", "llama-70b": "meta-llama/Meta
 
 
 def device(shape: str, tp: int, gpu: str = "H200") -> DeviceModel:
-    return device_of(gpu, shape, tp=tp, costs="silicon", page_size=16, assume=Assumptions())
+    """Without the host, which the database does not know."""
+    return device_of(gpu, shape, tp=tp, costs="silicon", page_size=16, assume=Assumptions(host_s=0.0))
 
 
 @pytest.mark.parametrize(("shape", "tp"), [("llama-8b", 1), ("llama-70b", 4), ("llama-70b", 8)])

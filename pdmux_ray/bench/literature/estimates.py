@@ -79,7 +79,7 @@ def handbook_costs(full_from: int) -> FittedCosts:
         exchange_rows=Ramp.line(BATCH_KNOTS, 0.0, 0.0),
         exchange_tokens=Ramp.line(TOKEN_KNOTS, 0.0, 0.0),
     )
-    apart = Assumptions(compute_exponent=1.0, read_loss=1.0, decode_beside=0.0, prefill_beside=0.0)
+    apart = Assumptions(compute_exponent=1.0, read_loss=1.0, decode_beside=0.0, prefill_beside=0.0, host_s=0.0)
     return FittedCosts(parameters_of(times, shape.layers, H100.units, [(full_from, 1.0)], bytes_per_s, apart))
 
 

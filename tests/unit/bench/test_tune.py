@@ -122,7 +122,7 @@ def test_every_assumption_that_could_matter_is_halved_and_doubled(tmp_path: Path
     one = [candidate for candidate in found.space.first() if candidate.topology.tp == 1]
     alone = [candidate for candidate in one if candidate.topology.kind is Kind.AGGREGATED]
     names = {variant.name for variant in found.variants(found.space.first())}
-    assert names >= {"decode_beside", "compute_exponent", "allreduce_s", "link", "spread", "line"}
+    assert names >= {"decode_beside", "compute_exponent", "host_s", "allreduce_s", "link", "spread", "line"}
     assert {variant.name for variant in found.variants(one)} == names - {"allreduce_s", "allreduce_efficiency"}
     assert "link" not in {variant.name for variant in found.variants(alone)}
     guards = [variant.changes.assume for variant in found.variants(one) if variant.name == "guard"]

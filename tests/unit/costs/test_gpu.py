@@ -28,13 +28,15 @@ from pdmux_ray.policy.views import Piece
 
 MODEL = device_model(H200, LLAMA_8B)
 COSTS, UNITS, LAYERS = MODEL.costs, MODEL.units, MODEL.layout.layers
+NO_HOST = Assumptions(host_s=0.0)
+KERNELS = device_model(H200, LLAMA_8B, assume=NO_HOST).costs  # what was published is of kernels
 
 
 @pytest.mark.parametrize(
     ("piece", "published_s"), [(Piece(1024, 0), 0.0212), (Piece(4096, 0), 0.0928), (Piece(4096, 4096), 0.1068)]
 )
 def test_a_prefill_takes_what_was_published_of_the_gpu_that_its_rates_are_from(piece: Piece, published_s: float) -> None:
-    assert COSTS.prefill((piece,), LAYERS, UNITS, 0, last=True).predicted_s == pytest.approx(published_s, rel=0.02)
+    assert KERNELS.prefill((piece,), LAYERS, UNITS, 0, last=True).predicted_s == pytest.approx(published_s, rel=0.02)
 
 
 @pytest.mark.parametrize(
@@ -43,13 +45,13 @@ def test_a_prefill_takes_what_was_published_of_the_gpu_that_its_rates_are_from(p
 def test_a_decode_takes_what_was_published_of_the_gpu_that_its_rates_are_from(
     batch: int, context: int, published_s: float
 ) -> None:
-    assert COSTS.decode(batch, batch * context, UNITS, 0).predicted_s == pytest.approx(published_s, rel=0.04)
+    assert KERNELS.decode(batch, batch * context, UNITS, 0).predicted_s == pytest.approx(published_s, rel=0.04)
 
 
 def test_what_nothing_was_taken_from_is_predicted_too() -> None:
-    mixed_s = COSTS.mixed(32, 32 * 4224, (Piece(2048, 0),), UNITS).predicted_s
+    mixed_s = KERNELS.mixed(32, 32 * 4224, (Piece(2048, 0),), UNITS).predicted_s
     assert mixed_s == pytest.approx(0.0487, rel=0.05)
-    other = device_model(A100, LLAMA_8B)
+    other = device_model(A100, LLAMA_8B, assume=NO_HOST)
     assert other.costs.prefill((Piece(1024, 0),), LAYERS, 108, 0, last=True).predicted_s == pytest.approx(0.0647, rel=0.02)
     assert other.costs.decode(32, 32 * 1024, 108, 0).predicted_s == pytest.approx(0.0156, rel=0.2)
 
@@ -85,6 +87,19 @@ def test_a_conclusion_can_be_tried_with_every_assumption_halved_and_doubled(fiel
     device = device_model(H200, LLAMA_70B, tp=4, assume=assume)
     assert rising(parameters(H200, LLAMA_70B, tp=4, assume=assume)) is None
     assert changed(device) != changed(device_model(H200, LLAMA_70B, tp=4))
+
+
+def test_the_gpu_waits_for_the_host_in_every_step_and_every_block_of_layers() -> None:
+    slow = device_model(H200, LLAMA_8B, assume=Assumptions(host_s=0.002)).costs
+    for units in (16, 64, UNITS):
+        for batch in (1, 256):
+            step = (batch, 1000 * batch, units, 0)
+            assert slow.decode(*step).predicted_s - KERNELS.decode(*step).predicted_s == pytest.approx(0.002)
+        for layers, new in ((1, 64), (LAYERS, 8192)):
+            block = ((Piece(new, 0),), layers, units, 0, layers == LAYERS)
+            assert slow.prefill(*block).predicted_s - KERNELS.prefill(*block).predicted_s == pytest.approx(0.002)
+    both = (8, 8000, (Piece(2048, 0),), UNITS)
+    assert slow.mixed(*both).predicted_s - KERNELS.mixed(*both).predicted_s == pytest.approx(0.002)
 
 
 def changed(device: DeviceModel) -> tuple[object, ...]:
