@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from statistics import fmean
 from typing import Any
 
 from pdmux_ray.config import EngineConfig
@@ -13,7 +15,9 @@ from pdmux_ray.costs.device import DeviceModel
 from pdmux_ray.costs.gpu import SHAPES
 from pdmux_ray.costs.profiled import profiled
 from pdmux_ray.costs.sm_share import Assumptions, assumptions
+from pdmux_ray.device.cpu.cores import usable_cores
 from pdmux_ray.errors import ConfigError
+from pdmux_ray.latency.profile import read as read_profile
 from pdmux_ray.metrics.goodput import Slo
 from pdmux_ray.metrics.slo_text import SloText
 from pdmux_ray.model.source import resolve
@@ -22,7 +26,7 @@ from pdmux_ray.sim.fleet import SPREAD
 from pdmux_ray.tune.candidates import Candidate, Kind, Space
 from pdmux_ray.tune.estimate import Work, work
 from pdmux_ray.tune.search import FIRST, Variant
-from pdmux_ray.tune.served import HUB, MAX_BATCH, base_settings
+from pdmux_ray.tune.served import HUB, MAX_BATCH, Servers, base_settings
 from pdmux_ray.tune.trial import Changes, Setting
 from pdmux_ray.types import Mode
 from pdmux_ray.workload.arrivals import Arrivals
@@ -34,7 +38,13 @@ from pdmux_ray.workload.traces import Trace
 
 TPS = (1, 2, 4, 8)
 MODES = (Mode.AUTO, *(mode for mode in Mode if mode is not Mode.AUTO))
-SECONDS = 60.0  # of arrivals of a run, about
+SECONDS = 60.0  # of arrivals of a run, about; more where one of the next two asks for it
+# Fleets start empty, and decodes pile up for as long as an answer takes: a run has so many times that of the mean answer, or
+# most of its requests come before the load that they are to stand for.
+ANSWERS = 5
+# A rate that is x % too high makes the last request of a run late by x % of the run: with so many times what a first token may
+# take, those that are a twentieth too high begin to show.
+DELAYS = 20
 FEWEST, MOST = 300, 20_000  # requests of a run
 SAMPLE = 1000  # requests whose lengths stand for the load's
 
@@ -70,6 +80,8 @@ class Plan:
     space: Space
     setting: Setting
     fresh: Setting
+    servers: Servers
+    workers: int  # processes
     works: dict[int, Work]
     assume: dict[str, float]  # what is assumed of devices, by name
     sensitivity: bool
@@ -89,10 +101,13 @@ class Plan:
         works = {tp: work(device, lengths, cached, itl_s, MAX_BATCH) for tp, device in devices.items()}
         space = Space(args.gpus, sorted(devices), args.modes or MODES, [int(tokens) for tokens in args.thresholds])
         best_rps = max(works[topology.tp].most_rps(topology) for topology in space.topologies())
-        setting = replace(setting, requests=_requests(args, workload, best_rps))
+        setting = replace(setting, requests=_requests(args, workload, FIRST * best_rps, _seconds(slo, lengths)))
         fresh = _fresh(setting, workload)
         notes = [*_notes(setting, space, devices), _confirmed_on(setting, fresh), *left_out, *workload.description]
-        return cls(space, setting, fresh, works, assume, args.sensitivity, notes)
+        notes += _too_short(setting.requests, FIRST * best_rps, _seconds(slo, lengths))
+        servers, count = Servers(None if args.profile else args.model, _on_gpu(args)), args.workers or usable_cores()
+        notes.append(f"{count} runs at once (--workers): what is tried, and when it is given up, depends on it.")
+        return cls(space, setting, fresh, servers, count, works, assume, args.sensitivity, notes)
 
     def variants(self, candidates: Sequence[Candidate]) -> list[Variant]:
         """Each assumption that could matter to these, halved and doubled."""
@@ -206,10 +221,33 @@ def _count_of(workload: TokenWorkload, most: int) -> int:
     return min(most, len(workload.source.requests)) if isinstance(workload.source, Trace) else most
 
 
-def _requests(args: argparse.Namespace, workload: TokenWorkload, best_rps: float) -> int:
-    """Of a run. Raises ConfigError."""
-    wanted = args.requests or round(min(max(FIRST * best_rps * SECONDS, FEWEST), MOST))
-    return wanted if args.requests else _count_of(workload, wanted)
+def _seconds(slo: Slo, lengths: Sequence[tuple[int, int]]) -> float:
+    """Of arrivals, that a run needs before it shows what is carried for long. `lengths`: see `work`."""
+    prompt, output = (fmean(each) for each in zip(*lengths, strict=True))
+    first_s = slo.ttft_limit_s(round(prompt)) or 0.0
+    return max(ANSWERS * (first_s + output * (slo.itl_s or 0.0)), DELAYS * first_s)
+
+
+def _requests(args: argparse.Namespace, workload: TokenWorkload, rate: float, seconds: float) -> int:
+    """Of a run; unless it is said, of a trace at most half, so that there are others to confirm on."""
+    if args.requests:
+        return int(args.requests)
+    wanted = math.ceil(min(max(rate * max(SECONDS, seconds), FEWEST), MOST))
+    return min(wanted, max(len(workload.source.requests) // 2, 1)) if isinstance(workload.source, Trace) else wanted
+
+
+def _too_short(requests: int, rate: float, seconds: float) -> list[str]:
+    """A warning, where a run is."""
+    if requests >= rate * seconds:
+        return []
+    return [
+        f"Runs are too short, of about {requests / rate:.3g} s at {rate:.3g} requests/s: with these objectives and lengths "
+        f"they need {seconds:.3g} s, or goodput comes out too high. Give --requests {math.ceil(rate * seconds)} or more."
+    ]
+
+
+def _on_gpu(args: argparse.Namespace) -> bool:
+    return args.profile is None or read_profile(args.profile).identity.device.startswith("NVIDIA")
 
 
 def _fresh(setting: Setting, workload: TokenWorkload) -> Setting:

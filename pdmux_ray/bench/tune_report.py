@@ -12,7 +12,7 @@ from pdmux_ray.report.page import Card, Cards, Chart, Folded, Key, Notes, Row, S
 from pdmux_ray.report.tune_charts import RatioPoint, goodput_over_ratio
 from pdmux_ray.tune.candidates import Kind
 from pdmux_ray.tune.search import Outcome, Sensitivity
-from pdmux_ray.tune.standing import Standing, conclusion, ranked
+from pdmux_ray.tune.standing import Standing, ranked
 
 COLUMNS = (
     *("topology", "TP", "mode", "route", "goodput per GPU", "95 % interval", "binds"),
@@ -87,12 +87,18 @@ def sensitivity_line(found: Sequence[Sensitivity], winner: Standing) -> str:
 SENSITIVITY_COLUMNS = ("assumption", "value", "winner", "goodput per GPU", "")
 
 
-def page(title: str, outcome: Outcome, notes: Sequence[str], lead: str) -> str:
-    """HTML, one file without network."""
-    winner = outcome.confirmed[0]
+def page(title: str, outcome: Outcome, lines: Sequence[str], notes: Sequence[str], lead: str) -> str:
+    """HTML, one file without network. `lines`: what is concluded."""
+    winner = outcome.winner
     sections = [
-        Section("", [_cards(winner), Notes(conclusion(outcome.confirmed))]),
-        Section("Confirmed", [_table("The best, and the best of each kind, run again", outcome.confirmed), Notes([LEGEND])]),
+        Section("", [_cards(winner), Notes(lines)]),
+        Section(
+            "Confirmed",
+            [
+                _table("The best, and the best of each kind, run again, in the order of the search", outcome.confirmed),
+                Notes([LEGEND]),
+            ],
+        ),
         Section("Ratio", [_chart(outcome)]),
         Section(
             "Sensitivity",
@@ -161,10 +167,10 @@ def ratio_points(standings: Sequence[Standing]) -> list[RatioPoint]:
     return [lone[key] for key in sorted(lone)]
 
 
-def document(outcome: Outcome, conditions: dict[str, str], notes: Sequence[str]) -> dict[str, Any]:
+def document(outcome: Outcome, conditions: dict[str, str], lines: Sequence[str], notes: Sequence[str]) -> dict[str, Any]:
     """Of JSON."""
     return {
-        "conclusion": conclusion(outcome.confirmed),
+        "conclusion": list(lines),
         "conditions": conditions,
         "confirmed": [_data(standing) for standing in outcome.confirmed],
         "candidates": [_data(standing) for standing in outcome.standings],
@@ -199,7 +205,12 @@ def _data(standing: Standing) -> dict[str, Any]:
         "beaten": standing.beaten,
         "binds": standing.binds.value if standing.binds else None,
         "rates": [
-            {"rate_rps": each.point.rate_rps, "requests": len(each.point.good), "good": each.point.good_fraction}
+            {
+                "rate_rps": each.point.rate_rps,
+                "requests": len(each.point.good),
+                "good": each.point.good_fraction,
+                "queue_grows": each.falls_behind,
+            }
             for each in standing.found
         ],
     }

@@ -142,19 +142,18 @@ def goodput(points: Sequence[RatePoint], attainment: float, *, resamples: int = 
 
 
 def resampled(points: Sequence[RatePoint], attainment: float, *, resamples: int = 1000, seed: int = 0) -> list[float]:
-    """The goodput of each bootstrap resample, requests a second. Equal seeds and counts draw the same places of the order, so
-    that two servers that had the same requests can be compared resample by resample (a paired bootstrap)."""
+    """The goodput of each bootstrap resample, requests a second. Runs of as many requests draw the same places of their order,
+    at every rate, so that two servers that had the same requests can be compared resample by resample (a paired bootstrap),
+    whichever rates each of them was tried at."""
     ordered = sorted(points, key=lambda point: point.rate_rps)
     rates = [point.rate_rps for point in ordered]
-    rng = random.Random(seed)
-    samplers = [_BlockSampler(point.good) for point in ordered]
-    return [_crossing(rates, [sampler.good_fraction(rng) for sampler in samplers], attainment)[0] for _ in range(resamples)]
+    drawn = zip(*(_BlockSampler(point.good).good_fractions(resamples, seed) for point in ordered), strict=True)
+    return [_crossing(rates, fractions, attainment)[0] for fractions in drawn]
 
 
 def fraction_ci(point: RatePoint, *, resamples: int = 1000, seed: int = 0) -> tuple[float, float]:
     """95 % interval of `point.good_fraction`, drawn as that of `goodput` is."""
-    rng, sampler = random.Random(seed), _BlockSampler(point.good)
-    drawn = sorted(sampler.good_fraction(rng) for _ in range(resamples))
+    drawn = sorted(_BlockSampler(point.good).good_fractions(resamples, seed))
     return quantile(drawn, 0.025), quantile(drawn, 0.975)
 
 
@@ -186,7 +185,7 @@ class _BlockSampler:
         self._blocks = count // block
         self._drawn = self._blocks * block
 
-    def good_fraction(self, rng: random.Random) -> float:
-        """Of one resample."""
-        drawn: int = sum(rng.choices(self._sums, k=self._blocks))
-        return drawn / self._drawn
+    def good_fractions(self, resamples: int, seed: int) -> list[float]:
+        """Of each resample."""
+        rng = random.Random(seed)
+        return [sum(rng.choices(self._sums, k=self._blocks)) / self._drawn for _ in range(resamples)]

@@ -3,7 +3,7 @@
     race         every topology in one mode, aggregated ones in all, each kind for itself; then the other modes and routes of
                  the best topologies
     curve        the best candidate of each ratio is searched to its end, for the plot
-    confirm      the best ones, and the best of each kind, on requests that nothing was chosen by
+    confirm      the best ones, the best of each kind, and the best that servers can run, on requests that nothing was chosen by
     sensitivity  the best of each kind again, with each assumption halved and doubled
 
 Results are noted in the order in which trials were begun, so equal arguments on as many workers give equal answers.
@@ -20,7 +20,7 @@ from pdmux_ray.tune.candidates import Candidate, Kind, Space, Topology
 from pdmux_ray.tune.estimate import Work
 from pdmux_ray.tune.grid import ladder, nearest
 from pdmux_ray.tune.race import Probe, Race
-from pdmux_ray.tune.standing import Standing, best_of, ranked
+from pdmux_ray.tune.standing import Standing, first_of, ranked, winner_of
 from pdmux_ray.tune.trial import NO_CHANGES, Changes, Found
 
 STEP = 1.05  # from one rate to the next
@@ -86,9 +86,13 @@ class Sensitivity:
 @dataclass(frozen=True, slots=True)
 class Outcome:
     standings: Sequence[Standing]  # of all that were tried, best first
-    confirmed: Sequence[Standing]  # best first
+    confirmed: Sequence[Standing]  # some of them on other requests, in the same order: chosen by none of these figures
     sensitivities: Sequence[Sensitivity]
     runs: int
+
+    @property
+    def winner(self) -> Standing:
+        return winner_of(self.confirmed)
 
 
 @dataclass(slots=True)
@@ -102,6 +106,7 @@ class Search:
     width: int
     tell: Tell = lambda done, left, words: None
     variants: Callable[[Sequence[Candidate]], Sequence[Variant]] = lambda candidates: ()
+    can_serve: Callable[[Candidate], bool] = lambda candidate: True
     rates: list[float] = field(init=False)
     runs: int = field(default=0, init=False)
     _later: float = field(default=0.0, init=False)  # runs of the phases that follow, about
@@ -125,7 +130,7 @@ class Search:
         field_.finish(self._best_of_each_ratio(field_), "curve")
         self._later = sensitivity
         standings = ranked(field_.standings())
-        confirmed = ranked(self._confirmed(_chosen(standings)))
+        confirmed = self._confirmed(self._chosen(standings))
         self._later = 0.0
         return Outcome(standings, confirmed, self._sensitivities(confirmed, standings), self.runs)
 
@@ -153,7 +158,7 @@ class Search:
             note(probe, found)
             self.runs += 1
             if race is not None:
-                race.note(probe, found.held(self.attainment), found.clear)
+                race.note(probe, found.held(self.attainment), found.clearly_failed(self.attainment))
             self.tell(self.runs, (race.left() if race else len(under_way)) + self._later, words)
 
     def standing(self, candidate: Candidate, found: Iterable[Found], beaten: bool) -> Standing:
@@ -176,6 +181,13 @@ class Search:
             found.setdefault(_ratio(standing.candidate), standing.candidate)
         return list(found.values())
 
+    def _chosen(self, standings: Sequence[Standing]) -> list[Standing]:
+        """The best ones, the best of each kind, and the best that servers can run, best first."""
+        best_of_each = [first_of(standings, kind) for kind in Kind]
+        served = next((each for each in standings if self.can_serve(each.candidate)), None)
+        chosen = {each.candidate for each in (*standings[:TOP], *best_of_each, served) if each is not None}
+        return [each for each in standings if each.candidate in chosen]
+
     def _confirmed(self, chosen: Sequence[Standing]) -> list[Standing]:
         """On fresh requests each is searched to its end, and then tried around that, for the interval."""
         field_ = _Field(self, fresh=True)
@@ -189,7 +201,7 @@ class Search:
         return nearest(self.rates, standing.held.point.rate_rps) if standing.held else 0
 
     def _sensitivities(self, confirmed: Sequence[Standing], standings: Sequence[Standing]) -> list[Sensitivity]:
-        top = [best.candidate for kind in Kind if (best := best_of(confirmed, kind)) is not None]
+        top = [best.candidate for kind in Kind if (best := first_of(confirmed, kind)) is not None]
         starts = [self._place(next(each for each in standings if each.candidate == candidate)) for candidate in top]
         found, variants = [], self.variants(top)
         for number, variant in enumerate(variants):
@@ -250,10 +262,3 @@ class _Field:
 
 def _ratio(candidate: Candidate) -> tuple[int, int]:
     return candidate.topology.tp, candidate.topology.prefill
-
-
-def _chosen(standings: Sequence[Standing]) -> list[Standing]:
-    """The best ones, and the best of each kind."""
-    chosen = list(standings[:TOP])
-    chosen += [best for kind in Kind if (best := best_of(standings, kind)) is not None and best not in chosen]
-    return chosen

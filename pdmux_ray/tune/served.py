@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import yaml
@@ -27,6 +28,27 @@ HUB = {  # shape -> where its weights are
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Servers:
+    """Of this release, for one model."""
+
+    shape: str | None  # a key of HUB; None: a checkpoint that was profiled, so servers have it
+    on_gpu: bool
+
+    def lack(self, candidate: Candidate) -> str | None:
+        """What they lack to run it: a sentence. None: nothing."""
+        if self.shape is not None and self.shape.startswith("opt-"):
+            return "servers know no models of the OPT family."
+        if candidate.topology.tp > 1:
+            return f"servers have no tensor parallelism yet: nothing in a config says TP {candidate.topology.tp}."
+        if self.on_gpu and candidate.topology.kind is not Kind.AGGREGATED:
+            return "GPU instances cannot share their KV yet and refuse to start with a topology (docs/disaggregation.md)."
+        return None
+
+    def can_run(self, candidate: Candidate) -> bool:
+        return self.lack(candidate) is None
+
+
 def base_settings(model: str, slo: Slo) -> dict[str, Any]:
     """Settings of every candidate: objectives, and limits that leave the choice to the device."""
     objectives = {"ttft_s": slo.ttft_s, "ttft_s_per_token": slo.ttft_s_per_token, "itl_s": slo.itl_s}
@@ -44,7 +66,7 @@ def base_settings(model: str, slo: Slo) -> dict[str, Any]:
     }
 
 
-def serve_config(candidate: Candidate, args: Mapping[str, Any], comments: Sequence[str]) -> str:
+def serve_config(candidate: Candidate, args: Mapping[str, Any], comments: Sequence[str], file: str = "serve.yaml") -> str:
     """A file for `scripts/serve`. `args`: all settings of the candidate; `comments`: lines of its head."""
     needs_profile = candidate.mode not in ONE_PASS_MODES or candidate.route == PREDICT
     if needs_profile and "profile" not in args["engine"]["multiplex"]:
@@ -52,10 +74,8 @@ def serve_config(candidate: Candidate, args: Mapping[str, Any], comments: Sequen
         comments = [
             *comments,
             "It predicts, so it needs a profile of one of the GPUs, which takes minutes:",
-            f"  .venv/bin/pdmux profile serve.yaml --out {PROFILE}",
+            f"  .venv/bin/pdmux profile {file} --out {PROFILE}",
         ]
-    if caveat := not_yet(candidate, args):
-        comments = [*comments, caveat]
     application = {"name": "pdmux", "route_prefix": "/", "import_path": IMPORT_PATH, "args": dict(args)}
     document = {
         "proxy_location": "HeadOnly",
@@ -64,13 +84,6 @@ def serve_config(candidate: Candidate, args: Mapping[str, Any], comments: Sequen
     }
     head = "".join(f"# {line}\n" for line in comments)
     return head + yaml.safe_dump(document, sort_keys=False, width=128)
-
-
-def not_yet(candidate: Candidate, args: Mapping[str, Any]) -> str | None:
-    """What servers of this release lack to run the config."""
-    if candidate.topology.kind is Kind.AGGREGATED or args["engine"]["device"] != "cuda":
-        return None
-    return "GPU instances cannot share their KV yet, so that they refuse to start with a topology (docs/disaggregation.md)."
 
 
 def expected(standing: Standing, slo: Slo) -> Expected:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from pdmux_ray.metrics.goodput import Bound, Goodput, RatePoint, goodput, resampled
@@ -26,7 +26,13 @@ class Standing:
 
     @property
     def points(self) -> list[RatePoint]:
-        return [found.point for found in self.found]
+        """Of a run that held but for its growing queue no request counts as good: for longer that is what would come."""
+        return [
+            replace(found.point, good=[False] * len(found.point.good))
+            if found.falls_behind and found.good_enough(self.attainment)
+            else found.point
+            for found in self.found
+        ]
 
     @cached_property
     def goodput(self) -> Goodput:
@@ -56,18 +62,18 @@ class Standing:
 
     @property
     def binds(self) -> Binds | None:
-        """What most requests missed for at the first rate that did not hold."""
+        """What most requests missed for at the first rate that did not hold; where all were in time yet, what they queued
+        for."""
         if self.failed is None:
             return None
         causes = self.failed.causes
-        return max(causes, key=lambda cause: causes[cause], default=None)
+        return max(causes, key=lambda cause: causes[cause], default=Binds.PREFILL)
 
     @property
     def merit(self) -> tuple[float, float]:
         """More is better: what it holds; for those who hold nothing, how far they are from it."""
-        first = self.found[0].point
         if self.held is None:
-            return 0.0, first.rate_rps * first.good_fraction
+            return 0.0, self.points[0].rate_rps * self.points[0].good_fraction
         return goodput(self.points, self.attainment, resamples=1).rps / self.gpus, 0.0
 
 
@@ -89,13 +95,17 @@ class Ratio:
 
 
 def ratio(ours: Standing, theirs: Standing) -> Ratio:
-    """Both sides draw the same requests where they had the same."""
+    """Both sides draw the same requests, at every rate, where they had as many."""
     least_rps = min(point.rate_rps for point in theirs.points)
     mine, its = (resampled(each.points, each.attainment) for each in (ours, theirs))
-    drawn = sorted(one / (other or least_rps) for one, other in zip(mine, its, strict=True))
-    below = theirs.goodput.bound is Bound.BELOW
-    other_rps = least_rps / theirs.gpus if below else theirs.goodput.rps
-    return Ratio(ours.goodput.rps / other_rps, (quantile(drawn, 0.025), quantile(drawn, 0.975)), below)
+    drawn = sorted(_over(one, other, least_rps) for one, other in zip(mine, its, strict=True))
+    found = _over(ours.goodput.rps, theirs.goodput.rps, least_rps / theirs.gpus)
+    return Ratio(found, (quantile(drawn, 0.025), quantile(drawn, 0.975)), theirs.goodput.bound is Bound.BELOW)
+
+
+def _over(one: float, other: float, least: float) -> float:
+    """`least`: the lowest rate of the other one, which carries less than that where it is 0. Two that carry 0 are equal."""
+    return 1.0 if one == other else one / (other or least)
 
 
 def ranked(standings: Iterable[Standing]) -> list[Standing]:
@@ -103,41 +113,69 @@ def ranked(standings: Iterable[Standing]) -> list[Standing]:
     return sorted(standings, key=lambda standing: standing.merit, reverse=True)
 
 
-def best_of(standings: Iterable[Standing], *kinds: Kind) -> Standing | None:
-    return next(iter(ranked(each for each in standings if each.candidate.topology.kind in kinds)), None)
+def first_of(standings: Iterable[Standing], *kinds: Kind) -> Standing | None:
+    return next((each for each in standings if each.candidate.topology.kind in kinds), None)
 
 
 PURE = (Kind.AGGREGATED, Kind.DISAGGREGATED)
 
 
+def winner_of(confirmed: Sequence[Standing]) -> Standing:
+    """The first that holds any rate; none is taken for its figure here, which would then be the best of several."""
+    return next((each for each in confirmed if each.held is not None), confirmed[0])
+
+
 def conclusion(confirmed: Sequence[Standing]) -> list[str]:
-    """Sentences. `confirmed`: the best ones and the best of each kind, on the same requests."""
-    winner, *others = ranked(confirmed)
-    lines = [_first_line(winner), *([_second_line(winner, others[0])] if others else [])]
-    mixed, pure = best_of(confirmed, Kind.MIXED), best_of(confirmed, *PURE)
+    """Sentences. `confirmed`: the best ones and the best of each kind, on other requests than those by which they are in this
+    order, best first."""
+    winner = winner_of(confirmed)
+    others = [each for each in confirmed if each is not winner]
+    lines = [_first_line(winner, others)]
+    if winner.held is not None:
+        lines += [*_next_line(winner, others[:1]), *_order_line(winner, ranked(confirmed)[0])]
+    mixed, pure = first_of(confirmed, Kind.MIXED), first_of(confirmed, *PURE)
     if mixed is not None and pure is not None:
         lines.append(
             f"The best mixed topology ({mixed.candidate}) over the best pure one ({pure.candidate}): {ratio(mixed, pure)}."
         )
     if winner.binds is not None:
         lines.append(f"What keeps {winner.candidate.topology} from carrying more: {winner.binds.value}.")
-    if winner.held is not None and winner.held.falls_behind:
-        lines.append("At the highest rate that held its queue was growing: for longer that rate would be too high.")
+    if winner.failed is not None and winner.failed.good_enough(winner.attainment):
+        lines.append(
+            f"At {winner.upper_rps:.3g} requests/s per GPU enough requests were good, but its queue was growing: for longer "
+            "they would not have been, so that this rate does not count."
+        )
     return lines
 
 
-def _first_line(winner: Standing) -> str:
+def _first_line(winner: Standing, others: Sequence[Standing]) -> str:
     if winner.held is None:
         return (
             "No candidate holds any rate that was tried: the objectives cannot be kept on this hardware, or not with this load."
         )
     goodput_text = f"{winner.goodput.rps:.3g} requests/s per GPU"
-    if winner.candidate.topology.kind is Kind.AGGREGATED:
-        return f"Stay aggregated: {winner.candidate} has {goodput_text}, and nothing with prefill instances has more."
-    return f"Take {winner.candidate}: {goodput_text}."
+    if winner.candidate.topology.kind is not Kind.AGGREGATED:
+        return f"Take {winner.candidate}: {goodput_text}."
+    split = [each for each in others if each.candidate.topology.prefill]
+    most = all(each.merit <= winner.merit for each in split)
+    words = ", and nothing with prefill instances has more" if split and most else ""
+    return f"Stay aggregated: {winner.candidate} has {goodput_text}{words}."
 
 
-def _second_line(winner: Standing, second: Standing) -> str:
-    found = ratio(winner, second)
-    words = "surely better than" if found.sure else "not surely better than"
-    return f"It is {words} the next one, {second.candidate}: {found}."
+def _next_line(winner: Standing, following: Sequence[Standing]) -> list[str]:
+    lines = []
+    for second in following:
+        found = ratio(winner, second)
+        words = "surely better than" if found.sure else "not surely better than"
+        lines.append(f"It is {words} the next one, {second.candidate}: {found}.")
+    return lines
+
+
+def _order_line(winner: Standing, best: Standing) -> list[str]:
+    """Where the requests that confirm speak for another one."""
+    if best is winner or best.merit == winner.merit:
+        return []
+    return [
+        f"It was chosen on other requests; on these {best.candidate} has more, {best.goodput.rps:.3g} requests/s per GPU: "
+        f"{ratio(best, winner)}."
+    ]

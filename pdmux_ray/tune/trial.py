@@ -66,8 +66,16 @@ class Found:
     falls_behind: bool  # its queue grows: for longer it would be worse
     clear: bool  # its share of good requests is far from the attainment; False: near it
 
-    def held(self, attainment: float) -> bool:
+    def good_enough(self, attainment: float) -> bool:
         return self.point.good_fraction >= attainment
+
+    def held(self, attainment: float) -> bool:
+        """A queue that grows fills any time that is allowed, however many were good before."""
+        return self.good_enough(attainment) and not self.falls_behind
+
+    def clearly_failed(self, attainment: float) -> bool:
+        """Beyond chance. A queue that grew is none: the run may have ended in a burst."""
+        return self.clear and not self.good_enough(attainment)
 
 
 @dataclass(slots=True)
@@ -114,7 +122,7 @@ class Trials:
         time, more than chance allows. A fleet that starts empty is never better for longer."""
         setting, misses = self.setting, sum(not good for good in short.point.good)
         allowed = (1 - setting.attainment) * (setting.requests - self._warmup)
-        return misses > allowed or (setting.arrivals.kind != "trace" and short.clear and not short.held(setting.attainment))
+        return misses > allowed or (setting.arrivals.kind != "trace" and short.clearly_failed(setting.attainment))
 
     def _found(self, candidate: Candidate, rate: float, run: Run, device: DeviceModel) -> Found:
         setting, warmup = self.setting, self._warmup

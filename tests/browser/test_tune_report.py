@@ -27,7 +27,7 @@ def test_the_ratio_is_drawn_and_nothing_runs_over_the_side(width: int, tmp_path:
     space, variants = Space(4, (1,), (Mode.AUTO, Mode.CHUNKED), (512,)), (Variant(HOSTILE, "1", Changes(spread=2.0)),)
     outcome = Search(space, {1: Work(1.0, 1.0)}, trials.submit, 0.9, 1, variants=lambda found: variants).run()
     path = tmp_path / "report.html"
-    path.write_text(tune_report.page(HOSTILE, outcome, [HOSTILE], HOSTILE))
+    path.write_text(tune_report.page(HOSTILE, outcome, [HOSTILE], [HOSTILE], HOSTILE))
     page = reader.open(path, width)
     marks = "g.mark-line path, g.mark-symbol path"
     drawn = page.eval_on_selector_all("figure", f"all => all.map(f => f.querySelectorAll('{marks}').length)")

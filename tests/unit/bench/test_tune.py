@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -12,11 +13,11 @@ from pdmux_ray.bench import tune_report
 from pdmux_ray.bench.tune_plan import MODES, Plan
 from pdmux_ray.config import load_serve_config
 from pdmux_ray.metrics.dashboards.expected import read
-from pdmux_ray.tune.candidates import Candidate, Kind, Space
+from pdmux_ray.tune.candidates import Candidate, Kind, Space, Topology
 from pdmux_ray.tune.estimate import Work
 from pdmux_ray.tune.fake_trials import FakeTrials
 from pdmux_ray.tune.search import Outcome, Search, Variant
-from pdmux_ray.tune.standing import Standing
+from pdmux_ray.tune.standing import Standing, conclusion
 from pdmux_ray.tune.trial import Changes
 from pdmux_ray.types import Mode
 from tests.unit.costs.profiles import model, profile
@@ -46,15 +47,17 @@ def test_it_leaves_a_page_its_data_a_config_that_servers_take_and_what_to_expect
 ) -> None:
     assert tune(tmp_path, *GOOD, *SMALL, "--no-sensitivity") == 0
     out = tmp_path / "out"
-    assert {"report.html", "tune.json", "serve.yaml", "expected.json", "dashboards"} == {path.name for path in out.iterdir()}
+    assert {"report.html", "tune.json", "serve.yaml", "expected.json", "dashboards"} <= {path.name for path in out.iterdir()}
     told = capsys.readouterr()
     found = json.loads((out / "tune.json").read_text())
-    assert found["conclusion"][0] in told.out
+    assert all(line in told.out for line in found["conclusion"])
     assert found["confirmed"][0]["goodput_rps_per_gpu"] > 1
     assert {"aggregated", "disaggregated", "mixed"} == {each["kind"] for each in found["candidates"]}
+    served = next(each for each in found["confirmed"] if each["kind"] == "aggregated")
     _, config = load_serve_config(out / "serve.yaml")
-    assert len(config.roles) == 2
-    assert read(out / "expected.json").goodput_rps == pytest.approx(2 * found["confirmed"][0]["goodput_rps_per_gpu"])
+    assert (len(config.roles), config.topology) == (2, None)
+    assert read(out / "expected.json").goodput_rps == pytest.approx(2 * served["goodput_rps_per_gpu"])
+    assert cli.main(["config", "check", str(out / "serve.yaml")]) == 0
     assert tune(tmp_path, *GOOD, *SMALL) == 2
     assert "--force" in capsys.readouterr().err
 
@@ -129,6 +132,56 @@ def test_every_assumption_that_could_matter_is_halved_and_doubled(tmp_path: Path
     assert guards == [(("guard", 1.05),), (("guard", pytest.approx(1.2)),)]
 
 
+@pytest.mark.parametrize(
+    ("winner", "served", "lacking"),
+    [
+        (Topology(1, 1, 1, 0), Topology(1, 0, 2, 0), "GPU instances cannot share their KV yet"),
+        (Topology(2, 0, 1, 0), Topology(1, 0, 2, 0), "servers have no tensor parallelism yet"),
+        (Topology(1, 0, 2, 0), Topology(1, 0, 2, 0), ""),
+    ],
+)
+def test_the_config_is_of_the_best_that_servers_run_and_the_winner_s_is_beside_it(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    winner: Topology,
+    served: Topology,
+    lacking: str,
+) -> None:
+    trials = FakeTrials(lambda candidate, changes: {winner: 2.0, served: 1.5}.get(candidate.topology, 1.0))
+    monkeypatch.setattr("pdmux_ray.bench.tune.workers", lambda *settings: nullcontext(trials.submit))
+    monkeypatch.setattr(Work, "most_rps", lambda work, topology: 1.5)
+    assert tune(tmp_path, *GOOD, *SMALL, "--tp", "1,2", "--no-sensitivity") == 0
+    out, told = tmp_path / "out", capsys.readouterr().out
+    _, config = load_serve_config(out / "serve.yaml")
+    assert (config.topology, len(config.roles)) == (None, 2)
+    assert (out / "winner.yaml").exists() is (winner != served)
+    assert (f"serve.yaml is of the best that they run, {served}, TP 1, auto: " in told) is (winner != served)
+    if lacking:
+        assert lacking in told
+        assert lacking in (out / "winner.yaml").read_text().partition("applications:")[0]
+        assert cli.main(["config", "check", str(out / "winner.yaml")]) == 0
+
+
+def test_where_no_server_runs_any_that_holds_there_is_no_config_to_serve(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trials = FakeTrials(lambda candidate, changes: 1.5)
+    monkeypatch.setattr("pdmux_ray.bench.tune.workers", lambda *settings: nullcontext(trials.submit))
+    monkeypatch.setattr(Work, "most_rps", lambda work, topology: 1.5)
+    assert tune(tmp_path, *with_option("--model", "opt-13b"), *SMALL, "--max-context", "2000", "--no-sensitivity") == 0
+    assert not (tmp_path / "out" / "serve.yaml").exists()
+    assert "There is no serve.yaml." in capsys.readouterr().out
+
+
+def test_runs_last_several_answers_and_many_times_what_a_first_token_may_take_or_it_is_told(tmp_path: Path) -> None:
+    usual, patient = plan(tmp_path, *GOOD), plan(tmp_path, *with_option("--slo", "ttft=6,itl=20ms"))
+    assert patient.setting.requests == pytest.approx(2 * usual.setting.requests, abs=1)
+    assert not [note for note in patient.notes if "too short" in note]
+    short = plan(tmp_path, *with_option("--slo", "ttft=6,itl=20ms"), "--requests", str(usual.setting.requests))
+    assert any(note.startswith("Runs are too short, of about 60") and "--requests" in note for note in short.notes)
+
+
 def searched(mixed: float) -> Outcome:
     def capacity(candidate: Candidate, changes: Changes) -> float:
         is_mixed = candidate.topology.kind is Kind.MIXED and not changes.assume
@@ -141,7 +194,7 @@ def searched(mixed: float) -> Outcome:
 
 def test_the_page_has_the_conclusion_the_ratio_and_what_it_depends_on() -> None:
     outcome = searched(2.0)
-    text = tune_report.page("a load", outcome, ["a note"], "lead")
+    text = tune_report.page("a load", outcome, conclusion(outcome.confirmed), ["a note"], "lead")
     for words in ("Take 3P+1M", "Goodput over the ratio", "another kind", "a note", "triangle-down"):
         assert words in text
 

@@ -197,6 +197,13 @@ def test_equal_seeds_draw_the_same_requests_of_both_servers() -> None:
     assert all(a <= b for a, b in zip(resampled(first, 0.9), resampled([other[0], first[1]], 0.9), strict=True))
 
 
+def test_a_rate_that_only_one_of_two_servers_was_tried_at_changes_none_of_the_requests_that_are_drawn_at_the_others() -> None:
+    """Up to the last rate that held all were good, so the place of the fall says how many good ones were drawn at rate 4."""
+    fails = point(4, 70, 30)
+    once, twice = resampled([point(1, 100, 0), fails], 0.9), resampled([point(1, 100, 0), point(2, 100, 0), fails], 0.9)
+    assert [(rps - 1) / 3 for rps in once] == pytest.approx([(rps - 2) / 2 for rps in twice])
+
+
 def test_a_stalled_server_is_a_miss_for_every_request_that_was_due_meanwhile() -> None:
     stalled = stalled_queue(requests=100, period_s=0.1, begin_s=2.0, end_s=7.0)
     verdicts = [Slo(ttft_s=1.0).verdict(lifeline) for lifeline in stalled]

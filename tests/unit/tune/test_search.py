@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from random import Random
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pdmux_ray.metrics.goodput import RatePoint
 from pdmux_ray.tune.candidates import PREDICT, Candidate, Kind, Space, Topology
 from pdmux_ray.tune.estimate import Work
 from pdmux_ray.tune.fake_trials import FakeTrials
-from pdmux_ray.tune.search import STEP, TOP, Outcome, Search, Variant
+from pdmux_ray.tune.search import STEP, TOP, Done, Job, Outcome, Search, Variant
 from pdmux_ray.tune.standing import conclusion
 from pdmux_ray.tune.trial import NO_CHANGES, Changes
 from pdmux_ray.types import Mode
@@ -57,6 +59,41 @@ def test_most_candidates_cost_one_or_two_runs_before_the_curve() -> None:
     runs = Counter(job.candidate for job in trials.jobs if not job.fresh)
     few = [candidate for candidate, count in runs.items() if count <= 2]
     assert len(few) > len(runs) / 2
+
+
+def test_a_rate_at_which_queues_grow_wins_no_race() -> None:
+    """All requests are good whatever is offered, of runs so short; only the queues tell who carries it."""
+    trials = capacities(7)
+
+    def submit(job: Job) -> Done:
+        found = trials.judge(job)
+        grows = job.rate > trials.capacity(job.candidate, NO_CHANGES)
+        return Done(replace(found, point=RatePoint(job.rate, [True] * 1000), clear=True, falls_behind=grows))
+
+    outcome = Search(SPACE, WORKS, submit, 0.9, 1).run()
+    most = {standing.candidate: trials.capacity(standing.candidate, NO_CHANGES) for standing in outcome.standings}
+    assert most[outcome.winner.candidate] >= max(most.values()) / STEP
+    assert outcome.winner.goodput.rps * SPACE.gpus <= 1.01 * max(most.values())
+
+
+def test_the_winner_is_chosen_on_other_requests_than_those_of_its_figure() -> None:
+    """Who is best by the requests that confirm is not who was best before."""
+
+    def capacity(best: Kind) -> FakeTrials:
+        return FakeTrials(lambda candidate, changes: 2.0 if candidate.topology.kind is best else 1.0)
+
+    chosen, fresh = capacity(Kind.MIXED), capacity(Kind.AGGREGATED)
+    outcome = Search(SPACE, WORKS, lambda job: (fresh if job.fresh else chosen).submit(job), 0.9, 1).run()
+    assert outcome.winner.candidate.topology.kind is Kind.MIXED
+    assert outcome.winner.goodput.rps * SPACE.gpus < 1.3
+    assert any("on these" in line and "has more" in line for line in conclusion(outcome.confirmed))
+
+
+def test_the_best_that_servers_can_run_is_confirmed_too() -> None:
+    only = Candidate(Topology(1, 3, 0, 1), Mode.AUTO, PREDICT)
+    trials = FakeTrials(lambda candidate, changes: 0.5 if candidate == only else 2.0)
+    outcome = Search(SPACE, WORKS, trials.submit, 0.9, 1, can_serve=lambda candidate: candidate == only).run()
+    assert only in {standing.candidate for standing in outcome.confirmed}
 
 
 def test_no_trial_is_run_twice() -> None:

@@ -14,8 +14,8 @@ from pdmux_ray.tune.binding import Binds
 from pdmux_ray.tune.candidates import LOCAL, PREDICT, Candidate, Kind, Route, Topology, configured
 from pdmux_ray.tune.fake_trials import FakeTrials
 from pdmux_ray.tune.search import Job
-from pdmux_ray.tune.served import PROFILE, base_settings, expected, serve_config
-from pdmux_ray.tune.standing import Standing, best_of, conclusion, ranked, ratio
+from pdmux_ray.tune.served import PROFILE, Servers, base_settings, expected, serve_config
+from pdmux_ray.tune.standing import Standing, conclusion, first_of, ranked, ratio, winner_of
 from pdmux_ray.tune.trial import Found
 from pdmux_ray.types import Mode
 
@@ -58,7 +58,8 @@ def test_those_who_hold_more_come_first_and_those_who_hold_nothing_by_how_near_t
     low, high = standing(AGGREGATED, 2.2), standing(MIXED, 4.2)
     near, far = standing(DISAGGREGATED, 0.9), standing(DISAGGREGATED, 0.6)
     assert ranked([far, low, near, high]) == [high, low, near, far]
-    assert best_of([low, near], Kind.MIXED) is None
+    assert first_of([low, near], Kind.MIXED) is None
+    assert first_of([low, near, high], *Kind) is low
 
 
 def test_a_ratio_has_an_interval_and_is_sure_only_where_that_lies_above_one() -> None:
@@ -67,7 +68,30 @@ def test_a_ratio_has_an_interval_and_is_sure_only_where_that_lies_above_one() ->
     assert found.ci[0] <= found.ratio <= found.ci[1]
     assert found.sure
     assert not ratio(low, high).sure
-    assert ratio(low, low).ci == (1.0, 1.0)
+
+
+@pytest.mark.parametrize("capacity", [0.5, 0.9, 1.05, 2.4, 50.0])
+def test_a_candidate_is_exactly_as_good_as_itself_whatever_it_holds(capacity: float) -> None:
+    found = standing(MIXED, capacity)
+    assert (ratio(found, found).ratio, ratio(found, found).ci) == (1.0, (1.0, 1.0))
+
+
+def test_requests_that_miss_of_both_make_no_difference_between_them_at_whichever_rates_they_were_tried() -> None:
+    """Theirs fail in the same rows of requests as ours, at a rate that is 10 % lower: the ratio is 1.1 in any resample."""
+    ours, theirs = (missing_in_rows((1.0 * by, 2.0 * by, 3.0 * by)) for by in (1.1, 1.0))
+    more = replace(theirs, found=[*missing_in_rows((0.5, 0.7)).found[:1], *theirs.found])
+    assert ratio(ours, theirs).ci == pytest.approx((1.1, 1.1))
+    assert ratio(ours, more).ci == pytest.approx((1.1, 1.1))
+    assert theirs.goodput.ci[1] > 1.05 * theirs.goodput.ci[0]
+
+
+def missing_in_rows(rates: tuple[float, ...]) -> Standing:
+    """None at the first rate, a tenth less one at the next ones, a third at the last."""
+    rows = [[], [*range(300, 345), *range(600, 645)], [*range(300, 500), *range(600, 730)]]
+    base = standing(MIXED, 3.0).found[0]
+    goods = [[place not in row for place in range(1000)] for row in [*rows[:1], *rows[1:2] * (len(rates) - 2), rows[2]]]
+    found = [replace(base, point=RatePoint(rate, good)) for rate, good in zip(rates, goods, strict=True)]
+    return Standing(MIXED, found, 0.9, 4, False)
 
 
 def test_over_one_that_holds_nothing_a_ratio_is_at_least_that_to_the_lowest_rate() -> None:
@@ -78,7 +102,7 @@ def test_over_one_that_holds_nothing_a_ratio_is_at_least_that_to_the_lowest_rate
 
 
 def test_the_conclusion_names_the_winner_how_sure_it_is_and_what_a_mix_is_worth() -> None:
-    lines = conclusion([standing(AGGREGATED, 2.4), standing(MIXED, 4.4), standing(DISAGGREGATED, 2.2)])
+    lines = conclusion([standing(MIXED, 4.4), standing(AGGREGATED, 2.4), standing(DISAGGREGATED, 2.2)])
     assert lines[0].startswith("Take 1P+3M, TP 1, auto, predict: ")
     assert lines[1].startswith("It is surely better than the next one, 4M, TP 1, chunked: ")
     assert lines[2].startswith(
@@ -87,13 +111,68 @@ def test_the_conclusion_names_the_winner_how_sure_it_is_and_what_a_mix_is_worth(
     assert lines[3] == "What keeps 1P+3M from carrying more: prefill."
 
 
-def test_a_growing_queue_at_the_last_rate_that_held_is_told() -> None:
-    def growing(found: Found) -> Found:
-        return replace(found, falls_behind=True)
+def growing(found: Found) -> Found:
+    return replace(found, falls_behind=True)
 
-    found = standing(AGGREGATED, 2.4)
-    told = conclusion([replace(found, found=[growing(each) for each in found.found])])
-    assert "its queue was growing" in told[-1]
+
+def test_a_rate_at_which_the_queue_grew_does_not_hold_however_many_were_good_yet() -> None:
+    found = standing(AGGREGATED, 3.5)  # holds 1, 2, 3
+    grew = replace(found, found=[*found.found[:2], growing(found.found[2]), *found.found[3:]])
+    assert grew.held is grew.found[1]
+    assert 2 / 4 <= grew.goodput.rps < 2.2 / 4
+    assert grew.goodput.ci[1] < 2.2 / 4 < found.goodput.rps
+    assert grew.binds is Binds.PREFILL
+    assert ranked([grew, standing(MIXED, 2.9)])[0].candidate == MIXED
+    assert "its queue was growing" in conclusion([grew])[-1]
+    assert "At 0.75 requests/s per GPU" in conclusion([grew])[-1]
+
+
+def test_where_the_queue_grew_at_every_rate_nothing_holds() -> None:
+    found = standing(AGGREGATED, 50.0)
+    grew = replace(found, found=[growing(each) for each in found.found])
+    assert (grew.held, grew.goodput.rps, grew.goodput.bound) == (None, 0.0, Bound.BELOW)
+    assert "No candidate holds any rate" in conclusion([grew])[0]
+
+
+def test_the_winner_is_the_one_that_was_chosen_before_and_it_is_told_when_another_one_has_more_now() -> None:
+    chosen, best = standing(MIXED, 2.4), standing(AGGREGATED, 4.4)
+    lines = conclusion([chosen, best])
+    assert winner_of([chosen, best]) is chosen
+    assert lines[0].startswith("Take 1P+3M, TP 1, auto, predict: ")
+    assert lines[1].startswith("It is not surely better than the next one, 4M, TP 1, chunked: ")
+    assert lines[2].startswith("It was chosen on other requests; on these 4M, TP 1, chunked has more, ")
+    assert "has more" not in " ".join(conclusion([best, chosen])[1:])
+
+
+def test_one_that_holds_nothing_now_does_not_win() -> None:
+    none, some = standing(MIXED, 0.5), standing(AGGREGATED, 2.4)
+    assert winner_of([none, some]) is some
+    assert conclusion([none, some])[0].startswith("Stay aggregated: 4M, TP 1, chunked has ")
+
+
+def test_it_does_not_say_that_nothing_has_more_where_something_has() -> None:
+    aggregated, mixed = standing(AGGREGATED, 2.4), standing(MIXED, 4.4)
+    assert "nothing with prefill instances has more" not in conclusion([aggregated, mixed])[0]
+    assert "nothing with prefill instances has more" in conclusion([aggregated, standing(MIXED, 1.4)])[0]
+
+
+@pytest.mark.parametrize(
+    ("candidate", "gpu", "shape", "lack"),
+    [
+        (AGGREGATED, True, "llama-8b", None),
+        (MIXED, True, "llama-8b", "cannot share their KV"),
+        (DISAGGREGATED, True, None, "cannot share their KV"),
+        (MIXED, False, None, None),
+        (Candidate(Topology(2, 0, 2, 0), Mode.AUTO, LOCAL), True, "llama-70b", "no tensor parallelism"),
+        (AGGREGATED, True, "opt-13b", "OPT"),
+    ],
+)
+def test_what_servers_lack_to_run_a_candidate_is_told(
+    candidate: Candidate, gpu: bool, shape: str | None, lack: str | None
+) -> None:
+    found = Servers(shape, gpu)
+    assert found.can_run(candidate) is (lack is None)
+    assert lack is None or lack in (found.lack(candidate) or "")
 
 
 @pytest.mark.parametrize("candidate", [AGGREGATED, MIXED, DISAGGREGATED, replace(MIXED, route=Route("threshold", 2048))])

@@ -9,30 +9,11 @@ import pytest
 from pdmux_ray.costs.device import DeviceModel
 from pdmux_ray.metrics.goodput import Slo
 from pdmux_ray.tune.binding import Binds
-from pdmux_ray.tune.candidates import LOCAL, PREDICT, REMOTE, Candidate, Topology
-from pdmux_ray.tune.served import base_settings
-from pdmux_ray.tune.trial import SHORT, WARMUP, Changes, Setting, Trials
+from pdmux_ray.tune.candidates import PREDICT, Candidate, Topology
+from pdmux_ray.tune.trial import SHORT, WARMUP, Changes, Trials
 from pdmux_ray.types import Mode
-from pdmux_ray.workload.arrivals import POISSON
-from pdmux_ray.workload.scaling import Scaling
-from pdmux_ray.workload.source import load_workload
-from tests.unit.sim.fleets import LINK, PAGE, device
-
-SLO = Slo(ttft_s=0.2, itl_s=0.05)
-MUX = Candidate(Topology(1, 0, 2, 0), Mode.AUTO, LOCAL)
-SPLIT = Candidate(Topology(1, 1, 0, 1), Mode.AUTO, REMOTE)
-LINK_10 = 10 * LINK
-
-
-def small(tp: int, changes: tuple[tuple[str, float], ...]) -> DeviceModel:
-    return replace(device(), link_bytes_per_s=LINK_10 * dict(changes).get("link", 1.0))
-
-
-def setting(load: str = "fixed:100,5", requests: int = 40) -> Setting:
-    base = base_settings("demo", SLO)
-    base["engine"] |= {"page_size": PAGE, "device": "fake"}
-    workload = load_workload(load, scaling=Scaling(max_context=200), token_ids=(1000, 40000))
-    return Setting(workload, POISSON, requests, 0, SLO, 0.9, base, small, 256, 0.03, 0.0005, 5.0, seed=3)
+from tests.unit.sim.fleets import device
+from tests.unit.tune.small import MUX, SLO, SPLIT, setting
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +35,15 @@ def test_a_hopeless_rate_costs_a_part_of_a_run() -> None:
     assert not found.held(0.9)
     assert found.clear
     assert len(found.point.good) == 200 // SHORT - 200 // WARMUP
+
+
+def test_a_rate_at_which_the_queue_grows_does_not_hold_though_the_run_is_too_short_for_anybody_to_be_late() -> None:
+    patient = replace(setting(requests=200), slo=Slo(ttft_s=500.0, itl_s=5.0))
+    found = Trials(patient).judge(MUX, 2000.0)
+    assert found.good_enough(0.9)
+    assert found.falls_behind
+    assert not found.held(0.9)
+    assert not found.clearly_failed(0.9)
 
 
 def test_the_part_of_a_run_is_its_beginning(trials: Trials) -> None:
