@@ -14,7 +14,7 @@ from pdmux_ray.costs.catalog import Costs, device_of
 from pdmux_ray.costs.device import DeviceModel
 from pdmux_ray.costs.gpu import SHAPES
 from pdmux_ray.costs.profiled import profiled
-from pdmux_ray.costs.sm_share import Assumptions, assumptions
+from pdmux_ray.costs.sm_share import Assumptions, assumptions, scaled
 from pdmux_ray.device.cpu.cores import usable_cores
 from pdmux_ray.errors import ConfigError
 from pdmux_ray.latency.profile import read as read_profile
@@ -122,10 +122,7 @@ class Plan:
 
 
 def _variant(name: str, value: float, factor: float) -> Variant:
-    """What counts from 1 on (a bound over its prediction) has its part above 1 halved and doubled; a share is 1 at most."""
-    changed = 1 + (value - 1) * factor if name == "guard" else value * factor
-    if name == "allreduce_efficiency":
-        changed = min(changed, 1.0)
+    changed = scaled(name, value, factor)
     return Variant(name, f"{changed:.3g}", Changes(assume=((name, changed),)))
 
 

@@ -12,6 +12,7 @@ From it `WholeTimes` takes what the formula of a profile needs, so that a predic
 
 Not in the database is what the host takes: the launch of a block of layers is `gpu.BLOCK_S`, the rest `Assumptions.host_s`, and
 `--slower` is for what one knows better.
+An A800 is not in it either: it takes what an A100 does, but for what all-reduces take with their bytes, see `over_link`.
 A model that aiconfigurator does not know is described to it as one of Llama's kind with as many weights a layer.
 """
 
@@ -21,7 +22,7 @@ import json
 import logging
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from itertools import accumulate
 from pathlib import Path
@@ -35,6 +36,7 @@ from pdmux_ray.latency.features import BATCH_KNOTS, TOKEN_KNOTS
 from pdmux_ray.latency.model import FittedCosts
 
 SYSTEMS = {"H200": "h200_sxm", "H100": "h100_sxm", "B200": "b200_sxm", "A100": "a100_sxm", "A800": "a100_sxm"}
+SAME_CHIP = {"A800": "A100"}  # whose times those are, where the GPUs differ in the link between them only
 BACKEND = "vllm"
 MANY_TOKENS = 8192  # of one prompt in a pass: the next one only computes, and attention is mostly pairs
 REUSED = (2048, 32_768)  # new tokens, and those before them
@@ -48,9 +50,21 @@ def device_model(gpu: Gpu, model: GpuModel, page_size: int = 16, *, tp: int = 1,
     key = next((name for name, each in GPUS.items() if each.name == gpu.name), None)
     if key is None:
         raise ConfigError(f"no measured step times of {gpu.name}. Take one of {', '.join(SYSTEMS)}, or --costs roofline.")
-    times = _measured(gpu, model, SYSTEMS[key], tp)
+    measured_on = GPUS[SAME_CHIP.get(key, key)]
+    times = over_link(_measured(gpu, model, SYSTEMS[key], tp), measured_on.peer_bytes_per_s / gpu.peer_bytes_per_s)
     parameters = parameters_of(times, model.layers, gpu.units, gpu.decode_slower, gpu.bytes_per_s, assume)
     return device_with(FittedCosts(parameters), gpu, model, page_size, tp=tp, assume=assume)
+
+
+def over_link(times: WholeTimes, longer: float) -> WholeTimes:
+    """Where the link between the GPUs takes `longer` times as long for a byte. Assumed: the all-reduces of a single token take
+    as long on any link, and what those of more tokens take besides is their bytes."""
+
+    def over(ramp: Ramp) -> Ramp:
+        least_s = ramp.values_s[0]
+        return Ramp(ramp.knots, tuple(least_s + longer * (each_s - least_s) for each_s in ramp.values_s), longer * ramp.after_s)
+
+    return replace(times, exchange_rows=over(times.exchange_rows), exchange_tokens=over(times.exchange_tokens))
 
 
 @dataclass(frozen=True, slots=True)

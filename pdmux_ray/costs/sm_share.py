@@ -76,6 +76,12 @@ def assumptions(changes: Sequence[str]) -> Assumptions:
     return replace(Assumptions(), **found)
 
 
+def scaled(name: str, value: float, factor: float) -> float:
+    """An assumption halved, doubled and so on: of `guard` the part above 1; an efficiency is 1 at most."""
+    changed = 1 + (value - 1) * factor if name == "guard" else value * factor
+    return min(changed, 1.0) if name == "allreduce_efficiency" else changed
+
+
 @dataclass(frozen=True, slots=True)
 class Ramp:
     """Seconds by a count of rows or tokens: at each knot, straight lines between, and what one more takes after the last."""

@@ -40,6 +40,20 @@ def test_a_model_that_the_database_does_not_know_is_one_of_as_many_weights() -> 
     assert found.layout.layers == 40
 
 
+def test_an_a800_is_an_a100_whose_all_reduces_take_half_as_much_longer_for_their_bytes() -> None:
+    """Its NVLink carries 400 GB/s of 600. One GPU alone sends nothing."""
+
+    def times(gpu: str, tp: int) -> list[float]:
+        costs, prompts = device("llama-70b", tp, gpu).costs, ((Piece(1, 0),), (Piece(8192, 0),))
+        return [costs.prefill(prompt, 80, 108, 0, last=True).predicted_s for prompt in prompts]
+
+    assert times("A800", 1) == times("A100", 1)
+    (least_s, many_s), (slower_least_s, slower_many_s) = times("A100", 8), times("A800", 8)
+    assert slower_least_s == pytest.approx(least_s, rel=0.01)
+    sent_s = 160 * 2 * 7 / 8 * 8192 * 8192 * 2 / 300e9  # a ring's bytes, at the whole rate of an A100's link
+    assert 0.5 * sent_s < slower_many_s - many_s < sent_s
+
+
 @pytest.mark.parametrize("gpu", ["H200", "H100", "B200", "A100", "A800"])
 def test_parameters_are_sound_as_those_of_a_profile_must_be(gpu: str) -> None:
     assert rising(device("llama-70b", 4, gpu).costs.parameters) is None  # type: ignore[attr-defined]

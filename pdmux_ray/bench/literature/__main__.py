@@ -2,8 +2,8 @@
 
     python -m pdmux_ray.bench.literature [NAME …] [--costs silicon|roofline] [--assume KEY=VALUE …] [--trace FILE]
 
-NAME: transfer, estimates, distserve, multiplexing-70b, multiplexing-34b, mooncake; without any, all of them. docs/literature.md
-has what they print.
+NAME: transfer, estimates, distserve, multiplexing-70b, multiplexing-34b, sensitivity, mooncake; without any, all of them.
+docs/literature.md has what they print.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from pdmux_ray.bench.literature import distserve, estimates, mooncake, multiplexing, transfer
+from pdmux_ray.bench.literature import distserve, estimates, mooncake, multiplexing, sensitivity, transfer
 from pdmux_ray.bench.literature.fleets import StepTimes, Tell
 from pdmux_ray.bench.literature.rows import Comparison
 from pdmux_ray.bench.simulated_runs import only_errors
@@ -26,7 +26,7 @@ from pdmux_ray.costs.sm_share import assumptions
 from pdmux_ray.errors import ConfigError, PdmuxError
 from pdmux_ray.report.table import print_line
 
-NAMES = ("transfer", "estimates", "distserve", "multiplexing-70b", "multiplexing-34b", "mooncake")
+NAMES = ("transfer", "estimates", "distserve", "multiplexing-70b", "multiplexing-34b", "sensitivity", "mooncake")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -36,8 +36,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--costs", choices=COSTS, default="silicon", help="step times: measured (default), or a roofline's")
     parser.add_argument("--assume", action="append", default=[], metavar="KEY=VALUE", help="as of `pdmux simulate`")
     parser.add_argument("--trace", type=Path, metavar="FILE", help="mooncake: its conversation trace, JSONL")
-    default = mooncake.REQUESTS
-    parser.add_argument("--requests", type=int, default=default, help=f"mooncake: the trace's first N; default {default}")
+    parser.add_argument("--requests", type=int, metavar="N", help="mooncake: the trace's first N; without it, all")
     return parser
 
 
@@ -55,6 +54,7 @@ def chosen(args: argparse.Namespace, tell: Tell) -> list[Callable[[], Comparison
         "distserve": partial(distserve.compare, steps, tell),
         "multiplexing-70b": partial(multiplexing.compare_70b, steps, tell),
         "multiplexing-34b": partial(multiplexing.compare_34b, steps, tell),
+        "sensitivity": partial(sensitivity.compare, steps, tell),
         "mooncake": partial(mooncake.compare, args.trace, args.requests, steps, tell),
     }
     return [known[name] for name in names]

@@ -2,6 +2,8 @@
 
 Simulated twice: with our step times, and with those that DistServe's authors measured of two engines on that GPU and
 published with their simulator. What is left between the two is the device; between the second and the publication, the rest.
+What is said of their measured runs is from `simdistserve/benchmarks/alignment/data-ground-truth` there (vllm-100-1.exp,
+distserve-100-1.exp: a request a second).
 """
 
 from __future__ import annotations
@@ -95,7 +97,10 @@ def compare(steps: StepTimes, tell: Tell) -> Comparison:
         ],
         "the published curves lie below their authors' own step times. 10 requests/s are 25 decodes at once, for which their "
         "fit has a step of 29 ms, not 40; and 5.6 prompts a second of 66 ms each keep a GPU busy for 37 % of the time, too "
-        "little for queues of 0.4 s. What is missing here is the engine around the steps.",
+        "little for queues of 0.4 s. What an engine takes besides its steps explains little: in the runs of ShareGPT that the "
+        "authors published beside the fits, a nearly idle vLLM takes 25 ms a decode step and DistServe's engine 22, both 20 by "
+        "the fits, and neither takes longer for a prompt of 511 tokens than by the fits. What the rest is, a busy host or an "
+        "engine's rules, the sources do not say.",
     )
 
 

@@ -22,12 +22,12 @@ from pdmux_ray.types import Role
 from pdmux_ray.workload.arrivals import LazyPlan
 from pdmux_ray.workload.requests import Planned
 from pdmux_ray.workload.source import TokenWorkload, load_workload
+from pdmux_ray.workload.traces import Trace
 
 PREFILL, DECODE = 8, 8  # nodes of eight GPUs
 LINK = 100e9  # bytes a second of a node: four times 200 Gbit/s
 POOL_TOKENS = 3_000_000  # of a node: about a terabyte of memory
 BLOCK = 512  # tokens: the trace's, and so a page
-REQUESTS = 4_000  # the first ones of the trace
 
 
 class RandomRouter(Router):
@@ -70,8 +70,8 @@ RULES = (
 )
 
 
-def compare(trace: Path, requests: int, steps: StepTimes, tell: Tell) -> Comparison:
-    """Raises ConfigError."""
+def compare(trace: Path, requests: int | None, steps: StepTimes, tell: Tell) -> Comparison:
+    """`requests`: of the trace the first ones; None: all. Raises ConfigError."""
     planned, node = _planned(trace, requests), device(steps)
     rate = len(planned) / (planned.due_s[-1] or 1.0)
     rows, means = [], []
@@ -117,9 +117,10 @@ def device(steps: StepTimes) -> DeviceModel:
     return replace(node, link_bytes_per_s=LINK, layout=node.layout.filling(pool_bytes))
 
 
-def _planned(trace: Path, requests: int) -> LazyPlan:
-    """The first ones of it, at their own times. Raises ConfigError."""
+def _planned(trace: Path, requests: int | None) -> LazyPlan:
+    """At their own times. Raises ConfigError."""
     workload = load_workload(f"mooncake:{trace}", token_ids=TOKEN_IDS)
     assert isinstance(workload, TokenWorkload)
-    asks = workload.lazily(requests, SEED)
+    assert isinstance(workload.source, Trace)
+    asks = workload.lazily(len(workload.source.requests) if requests is None else requests, SEED)
     return LazyPlan(asks, [outline.trace_s or 0.0 for outline in asks.outlines])

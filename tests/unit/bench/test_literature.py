@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdmux_ray.bench.literature import distserve, estimates, mooncake, multiplexing, transfer
+from pdmux_ray.bench.literature import distserve, estimates, mooncake, multiplexing, sensitivity, transfer
 from pdmux_ray.bench.literature.__main__ import NAMES, chosen, parser
 from pdmux_ray.bench.literature.fleets import Fleet, Load, StepTimes, config, limit, offered
 from pdmux_ray.bench.literature.rows import Comparison, Row
-from pdmux_ray.costs.gpu import H200, LLAMA_8B, device_model
+from pdmux_ray.costs.gpu import A100, H200, LLAMA_8B, LLAMA_70B, device_model
 from pdmux_ray.errors import ConfigError
 from pdmux_ray.metrics.goodput import Slo
 from pdmux_ray.policy.views import Piece
@@ -93,11 +94,58 @@ def test_the_systems_of_multiplexing_share_all_their_gpus() -> None:
     assert halves.device.layout.pages < whole.device.layout.pages / 2  # each half has all weights
 
 
+def first_tokens(fleet: Fleet) -> list[int]:
+    """Of a prompt that comes first and three short ones right behind it: in which order their first tokens came."""
+    behind = asks(3, 300, 4)
+    run = simulate(fleet.config, fleet.device, plan([Ask(tuple(range(60_000)), 4), *behind], [0.0, 0.1, 0.2, 0.3]), seed=1)
+    first_s = {number: life.sent_s + life.ttft_s for number, life in enumerate(run.lifelines) if life.ttft_s is not None}
+    return sorted(first_s, key=lambda number: first_s[number])
+
+
+def test_multiplexed_in_order_of_arrival_nobody_overtakes_a_long_prompt_as_with_its_rivals() -> None:
+    server = multiplexing.server_70b(ROOFLINE)
+    assert first_tokens(server.multiplexed())[-1] == 0
+    assert first_tokens(server.multiplexed_by_arrival()) == [0, 1, 2, 3]
+    assert first_tokens(server.chunked(512)) == first_tokens(server.halves()) == [0, 1, 2, 3]
+
+
 def test_of_chunks_that_keep_the_objective_the_largest_and_the_quickest_are_told() -> None:
-    largest, ratio = multiplexing.best_chunk("w", [(256, 4.0), (512, 3.0)], 1.5)
-    assert (largest.ours, ratio.ours) == (512, 2.0)
-    largest, ratio = multiplexing.best_chunk("w", [], 1.5)
+    largest, by_due, by_arrival = multiplexing.best_chunk("w", [(256, 4.0), (512, 3.0)], {"": 1.5, ", so": 6.0})
+    assert (largest.ours, by_due.ours, by_arrival.ours) == (512, 2.0, 0.5)
+    largest, ratio = multiplexing.best_chunk("w", [], {"": 1.5})
     assert (largest.cells()[2], ratio.ours) == ("none", None)
+
+
+def test_each_assumption_of_a_part_of_a_gpu_is_halved_and_doubled_alone() -> None:
+    usual, *changed = sensitivity.cases(ROOFLINE)
+    assert usual.steps == ROOFLINE
+    for case in changed:
+        before, after = asdict(ROOFLINE.assume), asdict(case.steps.assume)
+        (name,) = (name for name in before if before[name] != after[name])
+        factors = [(values[name] - 1 if name == "guard" else values[name]) for values in (before, after)]
+        assert factors[1] / factors[0] == pytest.approx(0.5) or factors[1] / factors[0] == pytest.approx(2.0)
+        assert case.name.startswith(name)
+    assert len({case.name for case in changed}) == len(changed) == 2 * len(sensitivity.VARIED)
+
+
+def test_what_is_assumed_of_a_part_of_a_gpu_changes_no_step_of_a_whole_one() -> None:
+    def steps_s(case: sensitivity.Case, beside: int) -> tuple[float, float, float]:
+        device, pieces = case.steps.device(A100, LLAMA_70B, tp=8), (Piece(512, 1024),)
+        costs, units = device.costs, device.units - beside
+        return (
+            costs.decode(32, 65_536, units, beside).predicted_s,
+            costs.prefill(pieces, 80, units, beside, last=True).predicted_s,
+            costs.mixed(32, 65_536, pieces, device.units).predicted_s,
+        )
+
+    usual, *changed = sensitivity.cases(ROOFLINE)
+    assert {steps_s(case, 0) for case in changed} == {steps_s(usual, 0)}
+    assert len({steps_s(case, 54) for case in changed}) > len(sensitivity.VARIED)
+
+
+def test_the_lowest_and_the_highest_factor_are_told_of_each_rival() -> None:
+    said = sensitivity.span([replace(TINY, name="a"), replace(TINY, name="b")], [[2.0, None], [3.0, None]])
+    assert said == "2.00 to 3.00 over a and – over b"
 
 
 TINY = Fleet("tiny", config({"max_batch": 4}), device_model(H200, LLAMA_8B), 1)
