@@ -220,9 +220,6 @@ class KvPort(Protocol):
     def failed(self, handoff: HandoffId) -> None:
         """P: it cannot be computed."""
 
-    def used(self, handoff: HandoffId, tokens: int) -> None:
-        """D: so many of the landed tokens were not computed again. Counted only, next to those that landed."""
-
     def busy(self, seconds: float) -> None:
         """From now on the engine may be silent for so long, as its device works; it counts as stuck `Limits.lease_s` later.
         Holds for every silence until it is said anew: 0 when the device rests."""

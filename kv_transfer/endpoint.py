@@ -117,9 +117,6 @@ class Endpoint:
     def failed(self, handoff: HandoffId) -> None:
         self._command(partial(self._senders.stop, handoff, LossReason.PREFILL_FAILED))
 
-    def used(self, handoff: HandoffId, tokens: int) -> None:
-        self._command(partial(self._count_used, tokens))
-
     def busy(self, seconds: float) -> None:
         self._polled, self._busy_s = self._clock(), seconds
 
@@ -336,9 +333,6 @@ class Endpoint:
             self._carry_out()
         else:
             self._transport.wake()
-
-    def _count_used(self, tokens: int, now: float) -> None:
-        self.stats.used_tokens += tokens
 
     def _check(self, fetch: Fetch) -> None:
         """Raises ValueError when the fetch contradicts itself or this pool."""

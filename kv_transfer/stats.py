@@ -20,7 +20,6 @@ class Stats:
     landed: int = 0
     lost: Counter[LossReason] = field(default_factory=lambda: Counter(dict.fromkeys(LossReason, 0)))
     landed_tokens: int = 0
-    used_tokens: int = 0  # of them, as the engine reports: less means that KV was received and computed again
     landed_bytes: int = 0
     landing_s: float = 0.0  # from `fetch` to Landed, summed over what landed
     wasted_bytes: int = 0  # that had come for handoffs that were lost

@@ -128,9 +128,6 @@ class MarkedPort(KvPort):
     def failed(self, handoff: HandoffId) -> None:
         self._port.failed(handoff)
 
-    def used(self, handoff: HandoffId, tokens: int) -> None:
-        self._port.used(handoff, tokens)
-
     def busy(self, seconds: float) -> None:
         self._port.busy(seconds)
 

@@ -80,8 +80,6 @@ class NoPort(KvPort):
 
     def failed(self, handoff: HandoffId) -> None: ...
 
-    def used(self, handoff: HandoffId, tokens: int) -> None: ...
-
     def poll(self) -> Sequence[PortEvent]:
         return ()
 
@@ -206,12 +204,6 @@ class Handoffs:
         assert request.handoff is not None
         del self._fetching[request.handoff]
         self._port.drop(request.handoff)
-
-    def used(self, request: Request, scheduler: Scheduler) -> None:
-        """It has its first token."""
-        assert request.handoff is not None
-        self._port.used(request.handoff, request.received_tokens)
-        scheduler.counters.kv_used_tokens += request.received_tokens
 
     def _decided(self, request: Request, reason: FetchReason, scheduler: Scheduler) -> None:
         del self._due_s[request.request_id]

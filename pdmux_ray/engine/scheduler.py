@@ -330,8 +330,7 @@ class Scheduler:
             event.cached_tokens = request.cached_tokens
             event.stage_s = request.stage_s(now)
             request.ttft_deadline_s = math.inf
-            if request.received_tokens:
-                self.handoffs.used(request, self)
+            self.counters.kv_used_tokens += request.received_tokens
         if request.stop_ids or computed + 1 >= request.limit_tokens:
             finish = request.finish_reason(token)
             if finish is not None:

@@ -118,9 +118,6 @@ class Port(KvPort):
     def busy(self, seconds: float) -> None:
         self._endpoint.busy(seconds)  # said when a step begins
 
-    def used(self, handoff: HandoffId, tokens: int) -> None:
-        self._say(partial(self._endpoint.used, handoff, tokens))
-
     def poll(self) -> Sequence[PortEvent]:
         return self._endpoint.poll()
 

@@ -50,7 +50,6 @@ class LinkPort(KvPort):
         self.link = link
         self._epoch = epoch
         self.events: list[PortEvent] = []
-        self.used_tokens = 0
         self._wake: Callable[[], None] = lambda: None
 
     def wake_with(self, wake: Callable[[], None]) -> None:
@@ -77,10 +76,6 @@ class LinkPort(KvPort):
 
     def failed(self, handoff: HandoffId) -> None:
         self.link.pushes[handoff].failed = True
-
-    def used(self, handoff: HandoffId, tokens: int) -> None:
-        assert self.link.pushes[handoff].safe
-        self.used_tokens += tokens
 
     def computed(self, handoff: HandoffId, layers: range, tokens: range, pages: Sequence[int]) -> None:
         push = self.link.pushes[handoff]

@@ -160,7 +160,7 @@ class TwoInstances(RuleBasedStateMachine):
             engine.close()
         self.log.assert_each_ended_at_most_once()
         counters = self.link.decode.counters
-        assert counters.kv_used_tokens == self.link.at_decode.used_tokens <= counters.kv_received_tokens
+        assert counters.kv_used_tokens <= counters.kv_received_tokens
         assert sum(counters.fetches.values()) == len(self.link.pushes)
         for name, new in self.sent.items():
             tokens, finish = expected(new, self.bounds)

@@ -185,7 +185,6 @@ class Instance:
             case Landed(handoff):
                 self.results[handoff].append(event)
                 self.check_landed(self.fetches[handoff])
-                self.endpoint.used(handoff, len(event.tokens))
                 self.give_up(self.fetches.pop(handoff).pages)
             case Lost(handoff, _, safe):
                 self.results[handoff].append(event)
