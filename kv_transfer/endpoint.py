@@ -38,6 +38,7 @@ from kv_transfer.api import (
 )
 from kv_transfer.links import Link, Links
 from kv_transfer.messages import Accepted, Beat, Cancel, Ended, MalformedError, Message, Note, decode
+from kv_transfer.plan import misfit
 from kv_transfer.receivers import Receivers
 from kv_transfer.senders import Senders
 from kv_transfer.stats import Stats
@@ -336,15 +337,8 @@ class Endpoint:
 
     def _check(self, fetch: Fetch) -> None:
         """Raises ValueError when the fetch contradicts itself or this pool."""
-        layout = self._transport.layout
-        needed = -(-(len(fetch.tokens) - fetch.start) // layout.page_size)
         if fetch.handoff.decode_epoch != self.epoch:
             raise ValueError(f"{fetch.handoff} is not of this start of the instance ({self.epoch:016x})")
-        if not 0 <= fetch.start < len(fetch.tokens) or fetch.start % layout.page_size:
-            raise ValueError(
-                f"{fetch.start} of {len(fetch.tokens)} tokens are no whole pages with something to fetch after them"
-            )
-        if not needed == len(fetch.pages) == len(fetch.generations) == len(set(fetch.pages)):
-            raise ValueError(f"{len(fetch.pages)} pages are not the {needed} different ones that the tokens need")
-        if not all(0 <= page < layout.pages for page in fetch.pages):
-            raise ValueError(f"a page of {fetch.pages} is not one of {layout.pages}")
+        wrong = misfit(self._transport.layout, len(fetch.tokens), fetch.start, fetch.pages, fetch.generations)
+        if wrong is not None:
+            raise ValueError(wrong)

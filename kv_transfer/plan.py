@@ -67,6 +67,18 @@ def grid(one: KVLayout, other: KVLayout) -> Grid:
     return Grid(first, heads, heads if whole_pages else 1, slots)
 
 
+def misfit(layout: KVLayout, tokens: int, start: int, pages: Sequence[int], generations: Sequence[int]) -> str | None:
+    """Why these pages of a pool cannot take the KV of a prompt of so many tokens from `start` on; None: they can."""
+    if not 0 <= start < tokens or start % layout.page_size:
+        return f"{start} of {tokens} tokens are no whole pages with something to fetch after them"
+    needed = -(-(tokens - start) // layout.page_size)
+    if not needed == len(pages) == len(generations) == len(set(pages)):
+        return f"{len(pages)} pages are not the {needed} different ones that the tokens need"
+    if not all(0 <= page < layout.pages for page in pages):
+        return f"a page of {tuple(pages)} is not one of {layout.pages}"
+    return None
+
+
 def descriptors(layout: KVLayout, grid: Grid) -> Rows:
     """[descriptors, 2]: offset from the pool's begin and length, in bytes, in the order that `indices` counts in.
 

@@ -24,7 +24,7 @@ from kv_transfer.api import (
 from kv_transfer.layout import KVLayout
 from kv_transfer.links import Link, Links
 from kv_transfer.messages import Cancel, Ended, Note, encode
-from kv_transfer.plan import deeper, indices
+from kv_transfer.plan import deeper, indices, misfit
 from kv_transfer.session import Action, CancelWrites, Disconnect, Emit, Push, Sender, SenderState, Tell
 
 MAX_KNOWN = 1024  # peers whose serials are remembered while they are not heard
@@ -176,7 +176,7 @@ class Senders:
             fence, answer = FenceReason.STALE_EPOCH, LossReason.PEER_RESTARTED
         elif ticket.prefix_hash != prefix_hash(ticket.tokens):
             fence, answer = FenceReason.PREFIX_MISMATCH, LossReason.STALE_PAGES
-        elif not _pages_fit(ticket, link.layout):
+        elif misfit(link.layout, len(ticket.tokens), ticket.start, ticket.pages, ticket.generations) is not None:
             fence, answer = FenceReason.MALFORMED, LossReason.STALE_PAGES
         elif ticket.seconds <= 0:
             fence, answer = FenceReason.EXPIRED, LossReason.DEADLINE
@@ -251,10 +251,3 @@ class Senders:
                 del self._records[handoff]
             case Unwanted():
                 pass
-
-
-def _pages_fit(ticket: Ticket, layout: KVLayout) -> bool:
-    """Whether the pages are as many different pages of D's pool as the tokens need."""
-    needed = math.ceil((len(ticket.tokens) - ticket.start) / layout.page_size)
-    inside = ticket.start % layout.page_size == 0 and all(page < layout.pages for page in ticket.pages)
-    return inside and needed == len(ticket.pages) == len(set(ticket.pages))
