@@ -255,7 +255,7 @@ _KV = (
         "pdmux_kv_fenced_total",
         "N_fence",
         "messages",
-        "Messages and writes of peers that were refused, by why: stale, replayed or mismatched.",
+        "Messages and notes of peers that were refused, by why: stale, replayed or mismatched.",
         "reason",
         important=True,
     ),

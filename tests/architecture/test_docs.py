@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
 
 from kv_transfer.api import FenceReason, LossReason
+from pdmux_ray.bench import fault_points, handoffs
 from pdmux_ray.engine.counters import LANDED, ExportEnd
 from pdmux_ray.policy.decisions import BurstReason, FetchReason, ModeReason, PlacementReason, RouteReason, StepReason
 
@@ -73,3 +75,10 @@ def test_every_reason_of_the_placement_is_explained() -> None:
 def test_every_reason_of_a_transfer_is_explained() -> None:
     reasons = {reason.value for reason in [*FetchReason, *LossReason, *ExportEnd, *FenceReason]}
     assert explained("docs/disaggregation.md", "### Reasons of a transfer", 1) == reasons | {LANDED}
+
+
+@pytest.mark.parametrize(("command", "faults"), [("faults", fault_points.FAULTS), ("handoffs", handoffs.FAULTS)])
+def test_every_fault_that_a_command_tries_is_in_the_table_of_faults(command: str, faults: Collection[str]) -> None:
+    lines = (ROOT / "docs/disaggregation.md").read_text(encoding="utf-8").splitlines()
+    (named,) = [line.split("|")[3] for line in lines if line.startswith(f"| `{command}` |")]
+    assert sorted(re.findall(r"`([a-z-]+)`", named)) == sorted(faults)

@@ -123,7 +123,7 @@ HANDOFFS = (
 FAULTS = (
     Panel(
         "Fenced",
-        "Messages and writes of peers a second that were refused as stale, replayed or mismatched. None are expected without a "
+        "Messages and notes of peers a second that were refused as stale, replayed or mismatched. None are expected without a "
         "fault.",
         count("messages/s"),
         bad_from(0.01),
