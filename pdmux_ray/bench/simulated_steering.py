@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from statistics import fmean
 
@@ -93,6 +93,10 @@ class Outcome:
     def points(self) -> list[tuple[float, float]]:
         """(rate, share of good requests)."""
         return [(run.rate, run.good_fraction) for run in self.summary.runs]
+
+    def at(self, attainment: float) -> Outcome:
+        """The same, where so many must be good."""
+        return replace(self, summary=summarize(self.summary.runs, self.verdicts, SLO, attainment, self.summary.devices))
 
     def goodput(self, attainment: float) -> Goodput:
         """Requests a second of the whole fleet."""

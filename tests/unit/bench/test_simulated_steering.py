@@ -42,6 +42,12 @@ def test_goodputs_are_compared_on_the_same_requests(outcomes: list[Outcome]) -> 
     assert good.times_that_of(replace(other, verdicts=other.verdicts[1:]), 0.9) is None
 
 
+def test_where_all_must_be_good_one_that_is_not_costs_a_way_its_rate(outcomes: list[Outcome]) -> None:
+    one_missed = replace(outcomes[0], verdicts=[RatePoint(10.0, [True] * 20), RatePoint(20.0, [True] * 19 + [False])])
+    assert one_missed.at(0.95).summary.goodput_rps == 20.0 / DEVICES
+    assert one_missed.at(1.0).summary.goodput_rps == 10.0 / DEVICES
+
+
 def test_ways_have_the_same_requests(outcomes: list[Outcome]) -> None:
     sizes = {tuple((run.requests, run.prompt_tokens, run.output_tokens) for run in o.summary.runs) for o in outcomes}
     assert sizes == {((5, 3000, 15), (10, 6000, 30))}

@@ -36,6 +36,9 @@ def test_predicting_is_held_against_each_other_way(tmp_path: Path, capsys: pytes
     shown = capsys.readouterr().out
     assert "| way | good at 40/s | good at 80/s | goodput, requests/s and GPU | reasons |" in shown
     assert "| remote | 50 % | 50 % | below 10.0 | remote 75%, local 25% |" in shown
+    assert "| remote | below 10.0 | below 10.0 | below 10.0 |" in shown
+    assert "| predict | 15.0 (" in shown, "it loses an attainment of 90 % half-way between the two rates"
+    assert shown.count(f"predict ≥ {steering.BEATS:g} × local") == 3
     assert (tmp_path / "simulated.md").read_text().strip() in shown
 
 
