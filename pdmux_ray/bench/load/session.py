@@ -14,12 +14,12 @@ from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pdmux_ray.bench.load.offer import Terms
 from pdmux_ray.errors import ConfigError
 from pdmux_ray.metrics import summary as summaries
-from pdmux_ray.metrics.goodput import RatePoint
+from pdmux_ray.metrics.goodput import RatePoint, Slo
 from pdmux_ray.metrics.lifeline import Ending, Lifeline
 from pdmux_ray.metrics.summary import RunSummary, Summary
 from pdmux_ray.report.series import UnitsSample
@@ -40,6 +40,14 @@ class RunRecord:
     invalid: str | None = None
 
 
+class _Judged(NamedTuple):
+    """A record under some terms."""
+
+    record: RunRecord  # kept, so that no other one gets its identity
+    run: RunSummary
+    point: RatePoint
+
+
 class Session:
     """The runs of one target. Owns its directory."""
 
@@ -52,6 +60,7 @@ class Session:
         self.records: list[RunRecord] = []
         self.units: list[UnitsSample] = []  # of the runs whose server tells its timeline
         self.finished = False  # its files stay as they are
+        self._judged: dict[tuple[int, str, Slo], _Judged] = {}  # by the record's identity and what it was judged by
 
     @classmethod
     def read(cls, name: str, directory: Path) -> Session:
@@ -95,8 +104,7 @@ class Session:
 
     def judged_runs(self) -> list[RunSummary]:
         """Under the session's terms."""
-        slo = self.terms.slo
-        return [summaries.summarize_run(self.name, r.rate, r.lifelines, slo, r.invalid) for r in self.records]
+        return [self._judge(record).run for record in self.records]
 
     def points(self) -> list[RatePoint]:
         """Of the valid runs. Rounds at the same rate make one point, each in its own order. None in a closed loop: what it
@@ -106,9 +114,18 @@ class Session:
         good: dict[float, list[bool]] = {}
         for record in self.records:
             if record.invalid is None:
-                point = summaries.rate_point(record.rate, record.lifelines, self.terms.slo)
-                good.setdefault(record.rate, []).extend(point.good)
+                good.setdefault(record.rate, []).extend(self._judge(record).point.good)
         return [RatePoint(rate, verdicts) for rate, verdicts in good.items()]
+
+    def _judge(self, record: RunRecord) -> _Judged:
+        """Once: each file and table asks, and for a long run it takes seconds."""
+        slo = self.terms.slo
+        found = self._judged.get((id(record), self.name, slo))
+        if found is None:
+            run = summaries.summarize_run(self.name, record.rate, record.lifelines, slo, record.invalid)
+            found = _Judged(record, run, summaries.rate_point(record.rate, record.lifelines, slo))
+            self._judged[id(record), self.name, slo] = found
+        return found
 
     def summary(self) -> Summary:
         terms = self.terms
