@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum, StrEnum
 from types import MappingProxyType
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 from pdmux_ray.errors import RequestError
 
@@ -195,8 +195,7 @@ class TokenEvent:
     stage_s: tuple[float, float, float] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
+class Load(NamedTuple):
     """Fresh load figures of one instance; they ride along with every step's message."""
 
     running: int

@@ -207,7 +207,7 @@ class LaneLoop(StepLoop):
     def _note_block(self, job: Job, seconds: float) -> None:
         flight = job.flight
         assert flight is not None
-        tokens = sum(piece.new_tokens for piece in job.pieces)
+        tokens = sum([piece.new_tokens for piece in job.pieces])
         self._lanes.timeline.block(
             flight.use, job.job_id, flight.first_layer, tokens, flight.launched_s, flight.launched_s + seconds
         )
@@ -234,4 +234,4 @@ class LaneLoop(StepLoop):
 
 def _context_tokens(batch: StepBatch) -> int:
     """Of its decodes, before their new tokens are appended."""
-    return sum(len(sequence.tokens) for sequence in batch.decodes)
+    return sum([len(sequence.tokens) for sequence in batch.decodes])

@@ -122,7 +122,7 @@ class Scheduler:
     def commit(self, batch: StepBatch, output: StepOutput, now: float) -> None:
         """Takes in a step's tokens: appends, publishes full pages, ends what is finished (its pages are free afterwards, or
         after the burst). A token of who ended earlier in the burst is thrown away."""
-        results = results_of(output, len(batch.decodes) + sum(piece.sample for piece in batch.prefills))
+        results = results_of(output, len(batch.decodes) + sum([piece.sample for piece in batch.prefills]))
         self._count_waiting(now)
         wasted = 0
         append, decodes = self._append, Phase.DECODE

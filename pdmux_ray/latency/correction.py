@@ -18,11 +18,12 @@ from __future__ import annotations
 
 import logging
 import math
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
-from pdmux_ray.latency.model import Cell, FittedCosts, part_of, size_of
+from pdmux_ray.latency.model import SIZES_S, Cell, FittedCosts, part_of
 from pdmux_ray.policy.views import CostModel, Estimate, Piece
 
 WIDEN = 0.12  # of the log of the guard, for a time above the bound
@@ -47,11 +48,14 @@ PREDICTION_FACTOR, BOUND_FACTOR = "pdmux_prediction_factor", "pdmux_bound_factor
 
 log = logging.getLogger(__name__)
 
+_Now: TypeAlias = tuple[float, float]  # mean and guard, by which prediction and bound of a cell are corrected
+
 
 @dataclass(slots=True)
 class _State:
-    """Of one cell: natural logs."""
+    """Of one cell, of all cells of a part, or of everything: natural logs."""
 
+    wider: _State | None  # where it begins, and returns to while others are measured; None: this is everything
     mean: float = 0.0
     guard: float = 0.0  # over the profile's; below 0 where it is narrower
     seen: int = 0
@@ -60,30 +64,26 @@ class _State:
     last: int = 0  # how many times of any cell there were at its own last one
 
     def child(self) -> _State:
-        return _State(self.mean, self.guard, 0, last=self.last)
+        return _State(self, self.mean, self.guard, 0, last=self.last)
 
-    def now(self, parent: _Now, times: int) -> _Now:
+    def now(self, times: int) -> _Now:
         """After so many times of any cell. Its guard counts as far as it has had enough of them to tell a 99 % quantile by."""
-        mean, guard = parent
-        kept = self._kept(times)
+        if self.wider is None:
+            return self.mean, self.guard
+        mean, guard = self.wider.now(times)
+        others = times - self.last
+        kept = 1.0 if others <= FEW else math.exp(-others / FORGET)
         told = kept * self.seen / (self.seen + TELLING)
         return mean + kept * (self.mean - mean), guard + told * (self.guard - guard)
 
-    def fade(self, parent: _Now, times: int) -> None:
+    def fade(self, times: int) -> None:
         """Before it learns again."""
-        (mean, guard), kept = parent, self._kept(times)
+        others = times - self.last
+        if self.wider is None or others <= FEW:
+            return
+        (mean, guard), kept = self.wider.now(times), math.exp(-others / FORGET)
         self.mean = mean + kept * (self.mean - mean)
         self.guard = guard + kept * (self.guard - guard)
-
-    def fades(self, times: int) -> bool:
-        return times - self.last > FEW
-
-    def _kept(self, times: int) -> float:
-        others = times - self.last
-        return 1.0 if others <= FEW else math.exp(-others / FORGET)
-
-
-_Now: TypeAlias = tuple[float, float]  # mean and guard, by which prediction and bound of a cell are corrected
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,9 +133,9 @@ class CorrectedCosts:
         self._base = base
         self._cells: dict[Cell, _State] = {}
         self._parts: dict[tuple[str, int, int], _State] = {}  # all sizes together: where a new cell begins
-        self._all = _State()  # all kinds together: where a new part begins
+        self._all = _State(None)  # all kinds together: where a new part begins
         self._observed = self._exceeded = 0
-        self._factors_now: dict[tuple[str, int, int, int], tuple[float, float]] = {}  # since something was learned last
+        self._factors_now: dict[Cell, tuple[float, float]] = {}  # since something was learned last
         self._decoded: tuple[tuple[int, int, int, int], Estimate] | None = None  # what the profile was asked last
 
     @property
@@ -174,21 +174,18 @@ class CorrectedCosts:
         return [*parts, *(self._lesson(*cell) for cell in list(self._cells))]
 
     def _lesson(self, kind: str, units: int, beside: int, size: int | None) -> Lesson:
-        part = self._parts[kind, units, beside]
-        if size is None:
-            return Lesson(kind, units, beside, None, math.exp(part.now(self._everybody(), self._all.seen)[0]), part.seen)
-        cell = Cell(kind, units, beside, size)
-        return Lesson(*cell, math.exp(self._now(cell)[0]), self._cells[cell].seen)
+        state = self._parts[kind, units, beside] if size is None else self._cells[kind, units, beside, size]
+        return Lesson(kind, units, beside, size, math.exp(state.now(self._all.seen)[0]), state.seen)
 
     def _factors(self) -> dict[str, tuple[float, float]]:
         units = self._base.parameters.units
         measured = [(kind, part) for kind in KINDS if (part := self._parts.get((kind, units, 0)))]
-        found = {kind: part.now(self._everybody(), self._all.seen) for kind, part in measured}
+        found = {kind: part.now(self._all.seen) for kind, part in measured}
         return {kind: (math.exp(mean), math.exp(mean + guard)) for kind, (mean, guard) in found.items()}
 
     def _corrected(self, kind: str, units: int, beside: int, base: Estimate) -> Estimate:
         predicted_s, bound_s = base
-        cell = (kind, units, beside, size_of(predicted_s))
+        cell = (kind, units, beside, bisect_right(SIZES_S, predicted_s))
         factor, widened = self._factors_now.get(cell) or self._factors_of(cell)
         least_s = LEAST_GUARD * predicted_s
         least_s = (bound_s if bound_s < least_s else least_s) * factor
@@ -202,47 +199,36 @@ class CorrectedCosts:
             self._decoded = last = (asked, self._base.decode(*asked))
         return last[1]
 
-    def _factors_of(self, cell: tuple[str, int, int, int]) -> tuple[float, float]:
+    def _factors_of(self, cell: Cell) -> tuple[float, float]:
         """On a prediction and on its bound; remembered until something is learned."""
         remembered = self._factors_now
-        mean, guard = self._now(cell)
+        state = self._cells.get(cell) or self._parts.get(cell[:3]) or self._all
+        mean, guard = state.now(self._all.seen)
         remembered[cell] = factors = (math.exp(mean), math.exp(mean + guard))
         return factors
 
-    def _now(self, cell: tuple[str, int, int, int]) -> _Now:
-        """Of a `Cell`, or a tuple that is equal to one and sooner made."""
-        found = self._everybody()
-        for state in (self._parts.get(cell[:3]), self._cells.get(cell)):  # type: ignore[call-overload]
-            if state is not None:
-                found = state.now(found, self._all.seen)
-        return found
-
-    def _everybody(self) -> _Now:
-        return self._all.mean, self._all.guard
-
     def _learn(self, kind: str, units: int, beside: int, base: Estimate, seconds: float) -> None:
-        part = self._parts.get((kind, units, beside))
-        if part is None:
-            part = self._parts[kind, units, beside] = self._all.child()
-        cell = (kind, units, beside, size_of(base.predicted_s))
-        state = self._cells.get(cell)  # type: ignore[call-overload]
-        if state is None:
-            state = self._cells[Cell(*cell)] = part.child()
-            self._factors_now = {}
+        predicted_s, bound_s = base
+        cell = (kind, units, beside, bisect_right(SIZES_S, predicted_s))
+        state, everybody = self._cells.get(cell) or self._begin(cell), self._all
+        part = state.wider
+        assert part is not None
         self._observed += 1
         self._exceeded += seconds > self._corrected(kind, units, beside, base).bound_s
-        times = self._all.seen
-        if state.fades(times):
-            state.fade(part.now(self._everybody(), times), times)
-        if part.fades(times):
-            part.fade(self._everybody(), times)
-        distance = math.log(max(seconds, 1e-9) / base.predicted_s)
-        profiled = math.log(base.bound_s / base.predicted_s)
-        for one in (self._all, part, state):
-            _update(one, distance, profiled)
-            one.last = self._all.seen
+        state.fade(everybody.seen)
+        part.fade(everybody.seen)
+        distance, profiled = math.log(max(seconds, 1e-9) / predicted_s), math.log(bound_s / predicted_s)
+        _teach((everybody, part, state), distance, profiled)
         self._watch(state, kind, units, beside)
         self._factors_now = {}
+
+    def _begin(self, cell: Cell) -> _State:
+        part = self._parts.get(cell[:3])
+        if part is None:
+            part = self._parts[cell[:3]] = self._all.child()
+        self._cells[cell] = state = part.child()
+        self._factors_now = {}
+        return state
 
     def _watch(self, state: _State, kind: str, units: int, beside: int) -> None:
         far = abs(state.mean)
@@ -290,13 +276,16 @@ class ToldCosts:
         return Estimate(predicted_s * self.prediction_factor.get(kind, 1.0), bound_s * self.bound_factor.get(kind, 1.0))
 
 
-def _update(state: _State, distance: float, profiled: float) -> None:
-    """`distance`: log(measured / predicted), before any correction; `profiled`: log(bound / predicted), likewise."""
-    off = distance - state.mean
-    narrowest = _LEAST_LOG - profiled if profiled > _LEAST_LOG else 0.0
-    guard = state.guard + (WIDEN if off > profiled + state.guard else -NARROW)
-    state.guard = narrowest if guard < narrowest else WIDEST if guard > WIDEST else guard
-    state.seen += 1
-    first = 1 / (LEARN_FIRST + state.seen)
-    clip = LEARN_FIRST * first if LEARN_FIRST * first > CLIP else CLIP
-    state.mean += (first if first > LEARN else LEARN) * (clip if off > clip else -clip if off < -clip else off)
+def _teach(states: Sequence[_State], distance: float, profiled: float) -> None:
+    """`states`: everybody's first. `distance`: log(measured / predicted), before any correction; `profiled`: log(bound /
+    predicted), likewise."""
+    narrowest, times = _LEAST_LOG - profiled if profiled > _LEAST_LOG else 0.0, states[0].seen + 1
+    for state in states:
+        off = distance - state.mean
+        guard = state.guard + (WIDEN if off > profiled + state.guard else -NARROW)
+        state.guard = narrowest if guard < narrowest else WIDEST if guard > WIDEST else guard
+        state.seen += 1
+        state.last = times
+        first = 1 / (LEARN_FIRST + state.seen)
+        clip = LEARN_FIRST * first if LEARN_FIRST * first > CLIP else CLIP
+        state.mean += (first if first > LEARN else LEARN) * (clip if off > clip else -clip if off < -clip else off)

@@ -21,7 +21,7 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from pdmux_ray.latency.features import BATCH_KNOTS, TOKEN_KNOTS, Curve, pairs
 from pdmux_ray.policy.views import Estimate, Piece
@@ -81,21 +81,13 @@ class Parameters:
     guards: Mapping[str, tuple[float, ...]]
 
 
-class Cell(NamedTuple):
-    """Which steps share a residual quantile and a correction."""
-
-    kind: str  # decode, prefill or mixed
-    units: int
-    beside: int  # units of the other lane; 0: alone
-    size: int  # index by SIZES_S
-
-    @property
-    def part(self) -> str:
-        """The name of the cells of all sizes together."""
-        return part_of(self.kind, self.units, self.beside)
+# Which steps share a residual quantile and a correction: kind (decode, prefill or mixed), units, units of the other lane (0:
+# alone), size (index by SIZES_S).
+Cell: TypeAlias = tuple[str, int, int, int]
 
 
 def part_of(kind: str, units: int, beside: int) -> str:
+    """The name of the cells of all sizes together."""
     return f"{kind} on {units} beside {beside}" if beside else f"{kind} on {units}"
 
 
@@ -140,7 +132,18 @@ class _Decode(NamedTuple):
     batches: dict[int, float]  # what `batch` has said
 
 
-class _Prefill(NamedTuple):
+class _Layer(NamedTuple):
+    """One layer of a prefill."""
+
+    pieces: Sequence[Piece] | None  # None: of none
+    layer_s: float
+
+
+_NONE_ASKED = _Layer(None, 0.0)
+
+
+@dataclass(slots=True)
+class _Prefill:
     launch_s: float
     layer_s: float
     own_s: float
@@ -150,14 +153,8 @@ class _Prefill(NamedTuple):
     tokens: Curve
     head_s: float
     guards: _Guards
-
-
-class _Layer(NamedTuple):
-    """One layer of a prefill: who looks for the most layers that keep an objective asks about the same one again and again."""
-
-    row: _Prefill | None
-    pieces: Sequence[Piece]
-    layer_s: float
+    # Asked for last: who looks for the most layers that keep an objective asks about the same one again and again.
+    asked: _Layer = _NONE_ASKED
 
 
 class FittedCosts:
@@ -170,7 +167,6 @@ class FittedCosts:
         self.parameters = parameters
         self._decode: dict[tuple[int, int], _Decode] = {}
         self._prefill: dict[tuple[int, int], _Prefill] = {}
-        self._layer = _Layer(None, [], 0.0)  # asked for last
         self._pass_s, self._own_s, self._cross_s, self._reused_s, self._context_s, self._rows_s, *slopes = parameters.mixed
         self._mixed_tokens = Curve(TOKEN_KNOTS, slopes)
         self._mixed_guards = self._guards("mixed", parameters.units, 0)
@@ -188,9 +184,9 @@ class FittedCosts:
 
     def prefill(self, pieces: Sequence[Piece], layers: int, units: int, decode_units: int, last: bool) -> Estimate:
         row = self._prefill.get((units, decode_units)) or self._prefill_row(units, decode_units)
-        asked = self._layer
-        if asked.row is not row or asked.pieces != pieces:
-            self._layer = asked = _Layer(row, [*pieces], _layer_s(row, pieces))
+        asked = row.asked
+        if asked.pieces != pieces:
+            row.asked = asked = _Layer([*pieces], _layer_s(row, pieces))
         return _estimate(row.launch_s + layers * asked.layer_s + (row.head_s if last else 0.0), row.guards)
 
     def mixed(self, batch: int, context_tokens: int, pieces: Sequence[Piece], units: int) -> Estimate:

@@ -19,6 +19,8 @@ def choose_work(step: LaneStep) -> tuple[Work | None, StepReason | None]:
     """The work, and why nobody new could start when the most urgent one could not. Without predictions nobody is overtaken."""
     if not (step.jobs or step.startable):
         return None, None
+    if len(step.jobs) == 1 and not step.startable:
+        return _go_on(step.jobs[0]), None
     view, limits, pace, room = step.view, step.limits, step.deciding_pace, step.room()
     resting = resting_order(view, step.jobs, limits.patience_s, pace)
     if resting:

@@ -43,7 +43,10 @@ class LaneStep:
     @property
     def held(self) -> JobView | None:
         """The job of which a block is in flight."""
-        return next((job for job in self.jobs if job.in_flight), None)
+        for job in self.jobs:
+            if job.in_flight:
+                return job
+        return None
 
 
 def lane_step(view: LanesView, limits: LaneLimits, costs: CostModel | None) -> LaneStep:

@@ -73,16 +73,13 @@ def choose_way(
 ) -> tuple[Way, ModeReason]:
     """The way with the fewest expected misses. The mode of the last step stays for `dwell` x `switch_s`, unless the change
     gains more than the `switch_s` that it costs."""
-    misses = {id(way): expected_misses(way, need) for way in ways}
-
-    def cost(way: Way) -> float:
-        return misses[id(way)]
-
-    best = min(ways, key=cost)
-    current = min((way for way in ways if way.mode is mode), key=cost, default=best)
-    gain_s = (cost(current) - cost(best)) / (MISSES_PER_LOST_SECOND * need.requests)
-    if current.mode is not best.mode and mode_age_s < dwell * switch_s and gain_s <= switch_s:
-        return current, ModeReason.DWELL
+    misses = [expected_misses(way, need) for way in ways]
+    fewest = min(misses)
+    best = ways[misses.index(fewest)]
+    if best.mode is not mode and mode_age_s < dwell * switch_s:
+        stays = [(missed, place) for place, missed in enumerate(misses) if ways[place].mode is mode]
+        if stays and (min(stays)[0] - fewest) / (MISSES_PER_LOST_SECOND * need.requests) <= switch_s:
+            return ways[min(stays)[1]], ModeReason.DWELL
     return best, _reason(best, ways, need)
 
 

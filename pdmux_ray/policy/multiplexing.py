@@ -22,7 +22,7 @@ from pdmux_ray.policy.lane_limits import LaneLimits
 from pdmux_ray.policy.lane_step import LaneStep, lane_step, mode_in_force
 from pdmux_ray.policy.look_ahead import plan_burst
 from pdmux_ray.policy.mode_choice import Need, choose_way
-from pdmux_ray.policy.sharing import Way, Work, beside, chunked, largest_that_fits, time_shared, wait_s
+from pdmux_ray.policy.sharing import Blocks, Way, Work, beside, chunked, largest_that_fits, time_shared, wait_s
 from pdmux_ray.policy.views import CostModel, Estimate, LanesView
 from pdmux_ray.types import Mode, Split
 
@@ -98,36 +98,45 @@ def _choose(step: LaneStep, work: Work, costs: CostModel) -> Choice:
     if mode is Mode.AUTO:
         return _auto(step, work, costs)
     if mode is Mode.TIME_SHARED:
-        way = time_shared(costs, view, step.decodes, work, itl_s)
+        way = time_shared(view.units, *_alone(step, work, costs), itl_s)
     else:
         way = beside(costs, view, step.decodes, work, mode, itl_s)
     return Choice(way, ModeReason.FITS if way.gap_s.bound_s <= itl_s else ModeReason.BEST_EFFORT, itl_s)
 
 
+def _alone(step: LaneStep, work: Work, costs: CostModel) -> tuple[Estimate, Blocks]:
+    """The decodes, and what is left of the prefill, each with every unit to itself."""
+    units = step.view.units
+    return costs.decode(*step.decodes, units, 0), Blocks(costs, work, step.view.layers, units, 0)
+
+
 def _auto(step: LaneStep, work: Work, costs: CostModel) -> Choice:
     view, limits, prompts = step.view, step.limits, len(work.pieces)
+    decode_s, blocks = _alone(step, work, costs)
     need = Need(
         itl_s=limits.itl_s,
         left_s=work.due_s - view.now,
-        decode_s=costs.decode(*step.decodes, view.units, 0).predicted_s,
-        prefill_s=costs.prefill(work.pieces, view.layers - work.layers_done, view.units, 0, last=True).predicted_s,
+        decode_s=decode_s.predicted_s,
+        prefill_s=blocks.whole.predicted_s,
         decodes=step.decodes.batch,
         prompts=prompts,
         others=len(step.startable) - (prompts if work.job is None else 0),
         waited_s=max(view.now - min([request.token_s for request in step.decoding]), 0.0),
     )
-    way, why = choose_way(
-        _ways(step, work, costs, need), need, view.mode, view.now - view.mode_since_s, costs.switch_s, limits.dwell
-    )
+    ways = _in_turns(view.units, decode_s, blocks, need.itl_s) + _others(step, work, costs, need)
+    way, why = choose_way(ways, need, view.mode, view.now - view.mode_since_s, costs.switch_s, limits.dwell)
     return Choice(way, why, max(need.room_s(way), way.gap_s.bound_s))
 
 
-def _ways(step: LaneStep, work: Work, costs: CostModel, need: Need) -> list[Way]:
-    """All that are possible. Those that can be cut to fit the objective also whole. See `Need.room_s`."""
-    view, decodes, room_s = step.view, step.decodes, need.itl_s - need.waited_s
-    ways = [time_shared(costs, view, decodes, work, need.itl_s)]
-    if ways[0].layers < view.layers - work.layers_done:
-        ways.append(time_shared(costs, view, decodes, work, math.inf))
+def _in_turns(units: int, decode_s: Estimate, blocks: Blocks, itl_s: float) -> list[Way]:
+    """TIME_SHARED, cut to fit the objective, and also whole."""
+    way = time_shared(units, decode_s, blocks, itl_s)
+    return [way] if way.layers == blocks.left else [way, time_shared(units, decode_s, blocks, math.inf)]
+
+
+def _others(step: LaneStep, work: Work, costs: CostModel, need: Need) -> list[Way]:
+    """All that are possible. CHUNKED also whole. See `Need.room_s`."""
+    view, decodes, room_s, ways = step.view, step.decodes, need.itl_s - need.waited_s, list[Way]()
     if view.splits:
         ways += [beside(costs, view, decodes, work, mode, room_s) for mode in (Mode.SPLIT, Mode.CAPPED)]
     if not step.jobs:  # a job's layers cannot become chunks
@@ -180,16 +189,14 @@ def _patience_s(step: LaneStep, mode: Mode, decode_s: Estimate | None) -> float:
 def _prefill_alone(step: LaneStep, work: Work) -> StepPlan:
     view, limits, costs = step.view, step.limits, step.costs
     units, left = view.units, view.layers - work.layers_done
-
+    blocks = None if costs is None else Blocks(costs, work, view.layers, units, 0)
     if limits.rule is not None:
         layers = min(limits.rule.choose(0, work.new_tokens, view.layers)[1], left)
     else:
-        assert costs is not None
-        guess = left * limits.idle_block_s / costs.prefill(work.pieces, left, units, 0, last=True).predicted_s
-        layers = largest_that_fits(
-            lambda n: costs.prefill(work.pieces, n, units, 0, last=n == left).predicted_s <= limits.idle_block_s, left, guess
-        )
-    block_s = None if costs is None else costs.prefill(work.pieces, layers, units, 0, last=layers == left)
+        assert blocks is not None
+        guess = left * limits.idle_block_s / blocks.whole.predicted_s
+        layers = largest_that_fits(lambda layers: blocks[layers].predicted_s <= limits.idle_block_s, left, guess)
+    block_s = None if blocks is None else blocks[layers]
     use = LaneUse(_lane_mode(step), Split(units, 0), ModeReason.NO_DECODE, work.block(layers), None, block_s)
     return _plan(step, StepReason.LANES_PREFILL, use)
 

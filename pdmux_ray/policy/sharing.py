@@ -16,7 +16,7 @@ is in docs/performance.md, "Where multiplexing does not pay".
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from pdmux_ray.policy.decisions import Block, Chunk
@@ -66,6 +66,29 @@ class Way(NamedTuple):
     block_s: Estimate | None  # CHUNKED: None
 
 
+class Blocks(dict[int, Estimate]):
+    """What a block of so many of the layers that are left takes, on `units` beside decodes on `decode_units` (0: none). The
+    costs are asked for each number once: who looks for the best one comes back to some."""
+
+    def __init__(self, costs: CostModel, work: Work, layers: int, units: int, decode_units: int) -> None:
+        """`layers`: of the model."""
+        self.left = layers - work.layers_done
+        self._costs = costs
+        self._pieces = work.pieces
+        self._units = units
+        self._decode_units = decode_units
+
+    def __missing__(self, layers: int) -> Estimate:
+        found = self._costs.prefill(self._pieces, layers, self._units, self._decode_units, last=layers == self.left)
+        self[layers] = found
+        return found
+
+    @property
+    def whole(self) -> Estimate:
+        """Of all of them."""
+        return self[self.left]
+
+
 def fewest_units(costs: CostModel, decodes: Decodes, splits: Iterable[Split], itl_s: float) -> tuple[Split, Estimate]:
     """The first of `splits` whose decode step, with a prefill beside it, has a bound that meets the objective, and that step;
     when none has, the one that misses it least. Raises ValueError without any split."""
@@ -81,9 +104,9 @@ def fewest_units(costs: CostModel, decodes: Decodes, splits: Iterable[Split], it
     return least
 
 
-def capped_splits(view: LanesView) -> list[Split]:
+def capped_splits(view: LanesView) -> Iterator[Split]:
     """Most units for the prefill first; the decodes use all."""
-    return [Split(split.prefill_units, view.units) for split in view.splits]
+    return (Split(split.prefill_units, view.units) for split in view.splits)
 
 
 def largest_that_fits(fits: Callable[[int], bool], high: int, guess: float | None = None) -> int:
@@ -106,29 +129,30 @@ def largest_that_fits(fits: Callable[[int], bool], high: int, guess: float | Non
     return low
 
 
-def fill(block_s: Callable[[int], float], layers_left: int, step_s: float, late_s: float) -> tuple[int, float]:
+def fill(blocks: Blocks, step_s: float, late_s: float) -> tuple[int, float]:
     """How many layers to launch beside decode steps of `step_s`, and for how many steps that keeps the lane.
 
     As many as fill one step, by predicted time. Where layers are so long that this would leave much of the step empty, as many
     as fill two, or up to `MOST_STEPS`, because the next block is launched at the end of a step. The last layers are not left
     for another step when they end at most `late_s` after this one: so long its successor waits.
     """
-    if step_s < (whole_s := block_s(layers_left)) * SLIP <= step_s + late_s:
-        return layers_left, whole_s * SLIP / step_s
+    left, whole_s = blocks.left, blocks.whole.predicted_s
+    if step_s < whole_s * SLIP <= step_s + late_s:
+        return left, whole_s * SLIP / step_s
     best, best_steps, best_filled = 1, 0.0, 0.0
     for steps in range(1, MOST_STEPS + 1):
         room_s = steps * step_s / SLIP
-        guess = layers_left * room_s / whole_s
-        layers = largest_that_fits(lambda layers: block_s(layers) <= room_s, layers_left, guess)  # noqa: B023 - called at once
-        took_s = block_s(layers)
+        guess = left * room_s / whole_s
+        layers = largest_that_fits(lambda layers: blocks[layers].predicted_s <= room_s, left, guess)  # noqa: B023 - called at once
+        took_s = blocks[layers].predicted_s
         if took_s > room_s:
             continue
-        if layers == layers_left or took_s >= WELL_FILLED * room_s:
+        if layers == left or took_s >= WELL_FILLED * room_s:
             return layers, float(steps)
         if took_s / steps > best_filled:
             best, best_steps, best_filled = layers, float(steps), took_s / steps
     if not best_steps:
-        best_steps = float(-(-block_s(1) * SLIP // step_s))
+        best_steps = float(-(-blocks[1].predicted_s * SLIP // step_s))
     return best, best_steps
 
 
@@ -136,19 +160,10 @@ def beside(costs: CostModel, view: LanesView, decodes: Decodes, work: Work, mode
     """SPLIT or CAPPED: decodes and block at once, with as many layers as fill the decode step."""
     splits = view.splits if mode is Mode.SPLIT else capped_splits(view)
     split, step_s = fewest_units(costs, decodes, splits, itl_s)
-    left, seen = view.layers - work.layers_done, dict[int, Estimate]()
-
-    def block(layers: int) -> Estimate:
-        found = seen.get(layers)
-        if found is None:
-            units, beside = split.prefill_units, split.decode_units
-            found = seen[layers] = costs.prefill(work.pieces, layers, units, beside, last=layers == left)
-        return found
-
-    layers, steps = fill(lambda layers: block(layers).predicted_s, left, step_s.predicted_s, wait_s(step_s, itl_s))
-    block_s = block(layers)
-    finish_s = steps * step_s.predicted_s * left / layers
-    return Way(mode, split, layers, step_s, finish_s, step_s, block_s)
+    blocks = Blocks(costs, work, view.layers, split.prefill_units, split.decode_units)
+    layers, steps = fill(blocks, step_s.predicted_s, wait_s(step_s, itl_s))
+    finish_s = steps * step_s.predicted_s * blocks.left / layers
+    return Way(mode, split, layers, step_s, finish_s, step_s, blocks[layers])
 
 
 def wait_s(decode_s: Estimate, itl_s: float) -> float:
@@ -158,19 +173,14 @@ def wait_s(decode_s: Estimate, itl_s: float) -> float:
     return max(0.0, min(WAIT * decode_s.predicted_s, itl_s - decode_s.bound_s))
 
 
-def time_shared(costs: CostModel, view: LanesView, decodes: Decodes, work: Work, itl_s: float) -> Way:
+def time_shared(units: int, step_s: Estimate, blocks: Blocks, itl_s: float) -> Way:
     """A decode step, then as many layers as still fit the objective (at least one; inf: all), each on every unit."""
-    units, left = view.units, view.layers - work.layers_done
-    step_s = costs.decode(*decodes, units, 0)
-
-    def block(layers: int) -> Estimate:
-        return costs.prefill(work.pieces, layers, units, 0, last=layers == left)
-
-    whole_s, layers = block(left), left
+    left, whole_s = blocks.left, blocks.whole
+    layers = left
     if itl_s < math.inf:
         guess = left * (itl_s - step_s.bound_s) / whole_s.bound_s
-        layers = largest_that_fits(lambda layers: step_s.bound_s + block(layers).bound_s <= itl_s, left, guess)
-    block_s = block(layers)
+        layers = largest_that_fits(lambda layers: step_s.bound_s + blocks[layers].bound_s <= itl_s, left, guess)
+    block_s = blocks[layers]
     gap_s = Estimate(step_s.predicted_s + block_s.predicted_s, step_s.bound_s + block_s.bound_s)
     finish_s = -(-left // layers) * step_s.predicted_s + whole_s.predicted_s
     return Way(Mode.TIME_SHARED, Split(units, units), layers, gap_s, finish_s, step_s, block_s)

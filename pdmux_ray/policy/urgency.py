@@ -72,7 +72,7 @@ def resting_order(
     ranked = []
     for job in jobs:
         rest_s = pace(job.pieces, view.layers - job.layers_done) if pace is not None else 0.0
-        due = min(request.ttft_deadline_s for request in job.requests)
+        due = min([request.ttft_deadline_s for request in job.requests])
         ranked.append((rank_of(due, due < view.now + rest_s, patience_s), job.job_id, job, rest_s))
     return [(job, rest_s) for _, _, job, rest_s in sorted(ranked, key=lambda ranking: ranking[:2])]
 

@@ -85,9 +85,7 @@ def is_last(event: Event) -> bool:
 
 
 def pack_load(load: Load) -> PackedLoad:
-    figures = (load.running, load.waiting, load.free_pages, load.total_pages, load.steps, load.step_age_s)
-    work = (load.decoding, load.decode_context_tokens, load.queued_prefill_tokens)
-    return (*figures, load.leased_pages, load.quarantined_pages, *work)
+    return tuple(load)
 
 
 def unpack_load(load: PackedLoad) -> Load:

@@ -46,7 +46,7 @@ class CostDevice:
         if split is None and self._blocks.in_flight:
             raise RuntimeError("a step on every unit was launched while a block is in flight")
         self._ready_s = self._clock.now() + self._step_takes_s(batch, split)
-        self._output = StepOutput([TOKEN] * (len(batch.decodes) + sum(piece.sample for piece in batch.prefills)))
+        self._output = StepOutput([TOKEN] * (len(batch.decodes) + sum([piece.sample for piece in batch.prefills])))
 
     def collect(self) -> StepOutput | None:
         output, self._output = self._output, None

@@ -68,16 +68,9 @@ class Streak:
         if self.after is not None and now == self.end_s:
             return self.after
         before = self.before
-        return Load(
-            running=before.running,
-            waiting=before.waiting,
+        return before._replace(
             free_pages=before.free_pages - pages_to_grow(self.lengths, self.page_size, steps),
-            total_pages=before.total_pages,
             steps=before.steps + steps,
             step_age_s=now - self.begin_of(steps - 1),
-            leased_pages=before.leased_pages,
-            quarantined_pages=before.quarantined_pages,
-            decoding=before.decoding,
             decode_context_tokens=before.decode_context_tokens + steps * before.decoding,
-            queued_prefill_tokens=before.queued_prefill_tokens,
         )

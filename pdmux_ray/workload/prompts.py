@@ -48,7 +48,7 @@ class TokenContent:
         starts = np.cumsum(lengths) - lengths
         places = np.arange(outline.prompt_tokens) - np.repeat(starts, lengths)
         hashes = _mix(np.repeat(keys, lengths) + places.astype(np.uint64))
-        return tuple(self._ids[(hashes % np.uint64(len(self._ids))).astype(np.int64)])
+        return tuple(self._ids[(hashes % np.uint64(len(self._ids))).astype(np.int64)].tolist())
 
 
 @dataclass(frozen=True)
