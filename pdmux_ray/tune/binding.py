@@ -17,7 +17,7 @@ from pdmux_ray.metrics.goodput import Slo, Verdict
 from pdmux_ray.metrics.lifeline import Lifeline, quantile
 from pdmux_ray.policy.decisions import RouteChoice
 
-FULL = 0.9  # of a pool's tokens: whoever comes waits for pages
+FULL = 0.9  # of a pool's tokens, or a link's time: whoever comes waits for pages, or for those before him
 MOST = 0.99  # of the requests have ended: one long answer more says nothing of the fleet
 LONG = 0.5  # of the time to the first token that is allowed: a transfer that is the reason
 
@@ -36,7 +36,7 @@ class Uses:
     prefill: float  # time that those who prefill (of an aggregated fleet all) prefilled
     decode: float  # time that those who decode did
     kv: float  # tokens of answers under way in the pools of those who decode, at their most
-    link: float  # time that KV took from one instance to another, of those who fetched
+    link: float  # time that KV took on the links of those who prefill or of those who fetch, whichever are fewer
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,18 +68,20 @@ def uses(ran: Ran) -> Uses:
         _share(_busy_s(ran.engines, prefillers, ("prefill", "mixed")), len(prefillers) * ran.span_s),
         _share(_busy_s(ran.engines, decoders, ("decode", "mixed")), len(decoders) * ran.span_s),
         sum(peaks.get(name, 0.0) for name in decoders) / len(decoders),
-        _share(transfer_s, len(decoders) * ran.span_s),
+        _share(transfer_s, min(len(prefillers), len(decoders)) * ran.span_s),
     )
 
 
-def causes(ran: Ran, slo: Slo) -> Counter[Binds]:
-    """Of each request that missed."""
+def causes(ran: Ran, slo: Slo, used: Uses) -> Counter[Binds]:
+    """Of each request that missed. `used`: of the whole run, if this is a part of it."""
     short = _short_of_pages(ran)
     found = Counter[Binds]()
     for lifeline, choice in zip(ran.lifelines, ran.choices, strict=True):
         verdict = slo.verdict(lifeline)
         if verdict is not Verdict.GOOD:
-            found[_cause(lifeline, choice, verdict, slo, short, ran.device)] += 1
+            cause = _cause(lifeline, choice, verdict, slo, short, ran.device)
+            waits = cause is Binds.PREFILL and choice.prefill and used.link >= FULL
+            found[Binds.LINK if waits else cause] += 1
     return found
 
 

@@ -130,11 +130,12 @@ class Trials:
         point = rate_point(rate, counted, setting.slo)
         prefill = frozenset(name for name in run.engines if name.startswith(Role.PREFILL.value))
         ran = Ran(run.lifelines, run.choices, run.engines, prefill, device)
+        used = uses(ran)
         return Found(
             point,
             summarize_run(str(candidate), rate, counted, setting.slo),
-            causes(replace(ran, lifelines=counted, choices=run.choices[warmup:]), setting.slo),
-            uses(ran),
+            causes(replace(ran, lifelines=counted, choices=run.choices[warmup:]), setting.slo, used),
+            used,
             falls_behind(counted) is not None,
             _is_clear(point, setting.attainment),
         )

@@ -9,7 +9,7 @@ import pytest
 from pdmux_ray.costs.device import DeviceModel
 from pdmux_ray.metrics.goodput import Slo
 from pdmux_ray.tune.binding import Binds
-from pdmux_ray.tune.candidates import PREDICT, Candidate, Topology
+from pdmux_ray.tune.candidates import PREDICT, REMOTE, Candidate, Topology
 from pdmux_ray.tune.trial import SHORT, WARMUP, Changes, Trials
 from pdmux_ray.types import Mode
 from tests.unit.sim.fleets import device
@@ -75,6 +75,14 @@ def test_a_link_that_takes_most_of_the_time_that_is_allowed_binds(trials: Trials
     found = trials.run(SPLIT, 1.0, Changes(assume=(("link", 0.005),)))
     assert set(found.causes) == {Binds.LINK}
     assert found.uses.link > 0.2
+
+
+def test_a_link_that_is_never_free_binds_however_short_each_transfer_is() -> None:
+    """A fiftieth of a second each, of all from one sender: 60 are more than a second has."""
+    candidate = Candidate(Topology(1, 1, 0, 2), Mode.AUTO, REMOTE)
+    found = Trials(setting(requests=200)).run(candidate, 60.0, Changes(assume=(("link", 0.064),)))
+    assert max(found.causes, key=lambda cause: found.causes[cause]) is Binds.LINK
+    assert found.uses.link > 0.9 > found.uses.prefill
 
 
 def test_gaps_that_are_too_long_are_bound_by_decodes() -> None:
