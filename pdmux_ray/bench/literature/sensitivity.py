@@ -1,7 +1,8 @@
 """How far the comparison of PD multiplexing with its rivals hangs on what is assumed of a part of a GPU, and on the chunk.
 
 Each assumption is halved and doubled, the others staying as they are. Chunks and 1:1 have all of each GPU for whatever they do,
-of which nothing is assumed: they are simulated once. The source does not say how long its chunks are.
+of which nothing is assumed: they are simulated once. The source does not say how long its chunks are. `overlap` and `switch_s`
+are left out: lanes of a split share no SM, and a switch takes a thousandth of a step's objective.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pdmux_ray.costs.sm_share import scaled
 from pdmux_ray.metrics.goodput import Goodput
 from pdmux_ray.report import figures
 
-VARIED = ("read_loss", "decode_beside", "prefill_beside", "overlap", "compute_exponent", "guard")
+VARIED = ("read_loss", "decode_beside", "prefill_beside", "compute_exponent", "guard")
 CHUNK, OTHER_CHUNKS = 512, (256, 1024, 2048)  # tokens
 WORK = WORKS_70B[0]
 ORDERS: Sequence[tuple[str, Callable[[Server], Fleet]]] = (
