@@ -73,7 +73,7 @@ def serve_config(candidate: Candidate, args: Mapping[str, Any], comments: Sequen
         args = merged(args, {"engine": {"multiplex": {"profile": PROFILE}}})
         comments = [
             *comments,
-            "It predicts, so it needs a profile of one of the GPUs, which takes minutes:",
+            "It predicts, so it needs a profile of one of the GPUs, beside this file; that takes minutes:",
             f"  .venv/bin/pdmux profile {file} --out {PROFILE}",
         ]
     application = {"name": "pdmux", "route_prefix": "/", "import_path": IMPORT_PATH, "args": dict(args)}
