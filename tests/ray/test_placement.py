@@ -43,7 +43,7 @@ CONFIG = AppConfig(
 
 class Placed(App):
     def instances(self) -> list[dict[str, Any]]:
-        listed: list[dict[str, Any]] = httpx.get(f"{self.url}/admin/instances").json()["instances"]
+        listed: list[dict[str, Any]] = httpx.get(f"{self.url}/admin/instances", timeout=30).json()["instances"]
         return listed
 
     def roles(self) -> list[str]:
@@ -57,7 +57,7 @@ class Placed(App):
 
     def controller(self) -> str | None:
         """Its id."""
-        found = [each["labels"] for each in httpx.get(f"{self.url}/metrics/targets").json()]
+        found = [each["labels"] for each in httpx.get(f"{self.url}/metrics/targets", timeout=30).json()]
         return next((str(labels["instance"]) for labels in found if labels["component"] == "controller"), None)
 
 
@@ -176,7 +176,7 @@ def test_serve_starts_as_many_instances_as_the_load_wants(tmp_path: Path) -> Non
                 ask(app, seed)
 
         load = [clients.submit(busy, seed) for seed in range(8)]
-        wait_until(lambda: len(json.loads(httpx.get(f"{app.url}/admin/instances").text)["instances"]) == 2, 60)
+        wait_until(lambda: len(json.loads(httpx.get(f"{app.url}/admin/instances", timeout=30).text)["instances"]) == 2, 60)
         ends_s = 0.0
         for each in load:
             each.result()

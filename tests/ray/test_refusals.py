@@ -96,7 +96,7 @@ def test_a_wrong_request_is_refused_in_openais_shape(
 
 
 def test_a_prompt_over_the_context_states_both_numbers(served: str) -> None:
-    response = httpx.post(f"{served}/v1/completions", json=OK | {"prompt": [1] * 600})
+    response = httpx.post(f"{served}/v1/completions", json=OK | {"prompt": [1] * 600}, timeout=30)
     assert response.json()["error"]["code"] == "context_length_exceeded"
     assert "600" in response.json()["error"]["message"]
     assert str(CONTEXT) in response.json()["error"]["message"]
@@ -121,7 +121,7 @@ def test_a_body_without_a_length_is_cut_off_at_the_limit(served: str) -> None:
 
 @pytest.mark.parametrize(("method", "path", "status"), [("GET", "/nope", 404), ("GET", "/v1/completions", 405)])
 def test_paths_and_methods_are_refused_in_openais_shape(served: str, method: str, path: str, status: int) -> None:
-    response = httpx.request(method, served + path)
+    response = httpx.request(method, served + path, timeout=30)
     assert response.status_code == status
     assert response.json()["error"]["message"].endswith(path)
 
@@ -186,7 +186,7 @@ def test_more_prompts_than_may_ever_wait_are_refused_for_good(keyed: App) -> Non
 @pytest.mark.parametrize("key", ["", "wrong-key", "first-key,", "first"])
 def test_a_wrong_key_is_401(keyed: App, key: str) -> None:
     for path in ("/v1/models", "/metrics"):
-        response = httpx.get(keyed.url + path, headers={"authorization": f"Bearer {key}"} if key else {})
+        response = httpx.get(keyed.url + path, headers={"authorization": f"Bearer {key}"} if key else {}, timeout=30)
         assert response.status_code == 401
         assert response.json()["error"]["code"] == "invalid_api_key"
 
@@ -194,5 +194,5 @@ def test_a_wrong_key_is_401(keyed: App, key: str) -> None:
 def test_every_configured_key_is_good_and_health_needs_none(keyed: App) -> None:
     for key in ("first-key", "second-key"):
         assert [model.id for model in keyed.openai(key).models.list()] == ["demo"]
-    assert httpx.get(f"{keyed.url}/health").status_code == 200
-    assert httpx.get(f"{keyed.url}/version").status_code == 200
+    assert httpx.get(f"{keyed.url}/health", timeout=30).status_code == 200
+    assert httpx.get(f"{keyed.url}/version", timeout=30).status_code == 200
