@@ -95,8 +95,8 @@ def test_a_comparison_gives_all_targets_the_same_and_states_ratios(tmp_path: Pat
 
 def median_ttft_s(sent: list[dict[str, Any]]) -> float:
     """Of two rounds: the median of theirs."""
-    rounds = [[each["token_s"][0] - each["due_s"] for each in sent if each["run"] == run] for run in (0, 1)]
-    return statistics.median(map(statistics.median, rounds))
+    rounds = [[float(each["token_s"][0] - each["due_s"]) for each in sent if each["run"] == run] for run in (0, 1)]
+    return statistics.median([statistics.median(of_one) for of_one in rounds])
 
 
 def test_a_server_that_fails_every_request_is_nothing_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -28,7 +28,8 @@ pytestmark = pytest.mark.bench
 
 HEAD = "| TTFT p50, ms | p99 | ITL p50, ms | p99 | largest gap, ms | good | goodput, requests/s |"
 QUICK = Script(first_s=0.03, gap_s=0.01)
-SCRIPTS = {"auto": QUICK, "split": Script(first_s=0.5, gap_s=0.01)}  # whose TTFT always misses
+SLO = "ttft=50x,itl=100x"  # which a machine that does other things keeps, too
+SCRIPTS = {"auto": QUICK, "split": replace(QUICK, tokens=2)}  # whose answers are too short to be good, however quick
 
 
 @pytest.fixture(autouse=True)
@@ -55,9 +56,7 @@ def study(directory: Path, names: list[str], extent: Extent) -> Study:
     workload = load_workload("fixed:20,8", token_ids=TOKEN_IDS)
     shape = Shape(workload, Offer(workload, duration_s=extent.seconds), directory)
     deadline_s = time.monotonic() + 60
-    return Study(
-        names, lambda name, slo: name, directory, extent, [shape], "ttft=8x,itl=8x", 0, Console(stderr=True), deadline_s, serve
-    )
+    return Study(names, lambda name, slo: name, directory, extent, [shape], SLO, 0, Console(stderr=True), deadline_s, serve)
 
 
 def of_rates(session: Session) -> list[tuple[float, list[list[float]]]]:
