@@ -7,6 +7,7 @@ prompt.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -102,14 +103,14 @@ class Outcome:
         """Requests a second of the whole fleet."""
         return goodput(self.verdicts, attainment)
 
-    def times_that_of(self, other: Outcome, attainment: float) -> tuple[float, float] | None:
-        """95 % interval of this goodput over the other's, by resamples of the same requests; None when the other's may be 0."""
-        pairs = zip(resampled(self.verdicts, attainment), resampled(other.verdicts, attainment), strict=True)
-        try:
-            ratios = sorted(mine / its for mine, its in pairs)
-        except ZeroDivisionError:
-            return None
-        return quantile(ratios, 0.025), quantile(ratios, 0.975)
+    def times_that_of(self, other: Outcome, attainment: float) -> tuple[float, float | None]:
+        """95 % interval of this goodput over the other's, by resamples of the same requests. Where the other holds no rate, it
+        is thought to hold the lowest, and so there is no upper end."""
+        pairs = list(zip(resampled(self.verdicts, attainment), resampled(other.verdicts, attainment), strict=True))
+        least = min(point.rate_rps for point in other.verdicts)
+        low = quantile(sorted(mine / (its or least) for mine, its in pairs), 0.025)
+        high = quantile(sorted(mine / its if its else math.inf for mine, its in pairs), 0.975)
+        return low, high if math.isfinite(high) else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,7 @@ def test_goodputs_are_compared_on_the_same_requests(outcomes: list[Outcome]) -> 
     good, other = outcomes[0], replace(outcomes[1], verdicts=[RatePoint(10.0, [True] * 20), RatePoint(20.0, [False] * 20)])
     assert good.times_that_of(good, 0.9) == (1.0, 1.0)
     assert good.times_that_of(other, 0.9) == pytest.approx((20 / 11, 20 / 11))
-    assert good.times_that_of(replace(other, verdicts=other.verdicts[1:]), 0.9) is None
+    assert good.times_that_of(replace(other, verdicts=other.verdicts[1:]), 0.9) == (1.0, None), "less than the lowest rate"
 
 
 def test_where_all_must_be_good_one_that_is_not_costs_a_way_its_rate(outcomes: list[Outcome]) -> None:
