@@ -2,7 +2,7 @@
 a rule that does not look.
 
     python -m pdmux_ray.bench.steering [--profile FILE] [--targets T,T,…] [--shares 0.8,1.2,2] [--out DIR] [--plot FILE.png]
-    python -m pdmux_ray.bench.steering --simulated [--rates 50,60,70] [--out DIR]
+    python -m pdmux_ray.bench.steering --simulated [--rates 50,60,70] [--targets T,T,…] [--out DIR]
 
 Of ten requests nine are short prompts with longer answers, one is a long prompt with a short answer. Each policy gets a server
 of its own on configs/1p1d.yaml, whose engines share their core by predicted time, and the same requests at the same times, at
@@ -207,7 +207,8 @@ def plot(sessions: Sequence[Session], path: Path) -> None:
 def parser() -> argparse.ArgumentParser:
     """Of the command line."""
     parser = argparse.ArgumentParser(prog="python -m pdmux_ray.bench.steering", description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--targets", default=",".join(POLICIES), metavar="T,T,…", help=f"default: {','.join(POLICIES)}")
+    every = f"default: all; of servers {','.join(POLICIES)}; simulated other thresholds, and 'no prefill instances'"
+    parser.add_argument("--targets", metavar="T,T,…", help=every)
     text = "that `pdmux profile configs/1p1d.yaml` has made of this machine; without it one is measured first"
     parser.add_argument("--profile", type=Path, metavar="FILE", help=text)
     shares = ",".join(f"{share:g}" for share in SHARES)
@@ -230,7 +231,7 @@ def parser() -> argparse.ArgumentParser:
 
 def make_study(args: argparse.Namespace, console: Console, routes: dict[str, Routes]) -> Study:
     """Raises ConfigError."""
-    names = settings.chosen(args.targets, None, tuple(POLICIES))
+    names = settings.chosen(args.targets or ",".join(POLICIES), None, tuple(POLICIES))
     if min(args.rounds, args.requests) < 1 or not args.seconds > 0:
         raise ConfigError("--rounds, --requests and --seconds must be over 0.")
     extent = Extent(args.rounds, args.seconds, args.requests, shares=read_shares(args.shares))
@@ -286,8 +287,9 @@ def simulated(args: argparse.Namespace, console: Console) -> bool:
         raise ConfigError(f"--rates {args.rates!r}: they are numbers over 0, such as 40,50.")
     if not args.seconds > 0:
         raise ConfigError("--seconds must be over 0.")
+    ways = steering_fleet.chosen(args.targets)
     work = steering_fleet.workload(EVERY)
-    found = steering_fleet.outcomes(work, rates, args.seconds, args.seed, console)
+    found = steering_fleet.outcomes(work, rates, args.seconds, args.seed, console, ways)
     return steering_fleet.conclude(args.out, found, BEATS)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from pdmux_ray.bench import claims
+from pdmux_ray.bench import claims, settings
 from pdmux_ray.bench.cli import TOKEN_IDS
 from pdmux_ray.bench.scaled_work import Mixed
 from pdmux_ray.bench.simulated_steering import LONG, PREDICT, SLO, WAYS, Outcome, Way, compare
@@ -32,8 +32,14 @@ def workload(every: int) -> Mixed:
     return Mixed(short, long, every, scattered=True)
 
 
+def chosen(names: str | None) -> list[Way]:
+    """With commas; None: all. Raises ConfigError."""
+    by_name = {way.name: way for way in WAYS}
+    return [by_name[name] for name in settings.chosen(names or ",".join(by_name), None, tuple(by_name))]
+
+
 def outcomes(
-    work: Workload, rates: Sequence[float], seconds: float, seed: int, console: Console, ways: Sequence[Way] = WAYS
+    work: Workload, rates: Sequence[float], seconds: float, seed: int, console: Console, ways: Sequence[Way]
 ) -> list[Outcome]:
     """Of every way, one after the other; its rates at the same time, as far as there are cores. Raises ConfigError."""
     found = []

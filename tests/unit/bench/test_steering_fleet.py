@@ -9,7 +9,7 @@ from rich.console import Console
 
 from pdmux_ray.bench import steering, steering_fleet
 from pdmux_ray.bench.claims import Verdict
-from pdmux_ray.bench.simulated_steering import SLO, Outcome, Way
+from pdmux_ray.bench.simulated_steering import SLO, WAYS, Outcome, Way
 from pdmux_ray.metrics.goodput import RatePoint
 from pdmux_ray.metrics.summary import summarize, summarize_run
 from tests.unit.metrics.lifelines import served
@@ -47,6 +47,13 @@ def test_every_way_is_simulated(capsys: pytest.CaptureFixture[str]) -> None:
     found = steering_fleet.outcomes(steering_fleet.workload(10), [2.0], 1.0, 0, Console(stderr=True), ways)
     assert [one.way.name for one in found] == ["predict", "local"]
     assert "all ways" in capsys.readouterr().err
+
+
+def test_ways_are_chosen_by_name_and_else_are_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert [way.name for way in steering_fleet.chosen("remote,predict")] == ["remote", "predict"]
+    assert tuple(steering_fleet.chosen(None)) == WAYS
+    assert steering.main(["--simulated", "--targets", "threshold-128", "--out", str(tmp_path)]) == 2
+    assert "no prefill instances" in capsys.readouterr().err
 
 
 def test_rates_that_are_none_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
