@@ -29,6 +29,7 @@ from pdmux_ray.costs.profiled import Profiled, profiled
 from pdmux_ray.costs.sm_share import assumptions
 from pdmux_ray.device.cpu.cores import usable_cores
 from pdmux_ray.errors import ConfigError
+from pdmux_ray.latency.model import FittedCosts
 from pdmux_ray.model.source import resolve
 from pdmux_ray.report import figures
 from pdmux_ray.report.progress import Progress
@@ -118,8 +119,10 @@ def as_served(found: Profiled, slower: str, learned: Sequence[Path] | None, spre
     if learned and spread is not None:
         raise ConfigError("--spread and --learned exclude each other: steps scatter as those of the timeline did.")
     if learned:
-        lessons = read_lessons(learned)
-        return replace(found, device=replace(found.device, slower=lessons, residuals=lessons.residuals), spread=0.0)
+        if not isinstance(found.device.costs, FittedCosts):
+            raise ConfigError("--learned corrects a profile, or --costs roofline: silicon has no such terms.")
+        known = read_lessons(learned, found.device.costs)
+        return replace(found, device=replace(found.device, slower=known, pace=known.pace, host=known.host), spread=0.0)
     found = replace(found, device=replace(found.device, slower=parse_slower(slower)))
     return found if spread is None else replace(found, spread=spread)
 

@@ -73,13 +73,14 @@ def only_errors() -> Iterator[None]:
         logger.setLevel(before)
 
 
-def simulated(setup: Setup, planned: Planned, watch: Watch | None = None) -> Run:
-    """As servers do, instances learn from their steps. Raises ConfigError for settings that no engine takes."""
+def simulated(setup: Setup, planned: Planned, watch: Watch | None = None, draw: int = 0) -> Run:
+    """As servers do, instances learn from their steps. `draw`: of their step times, the nth. Raises ConfigError for settings
+    that no engine takes."""
     return simulate_fleet(
         setup.config,
         setup.device,
         planned,
-        seed=setup.offer.seed,
+        seed=setup.offer.seed + draw,
         spread=setup.spread,
         line_s=setup.line_s,
         context_length=setup.context_length,

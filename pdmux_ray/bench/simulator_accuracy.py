@@ -3,7 +3,8 @@
     scripts/compare-peer --profile FILE --targets auto,split,chunked-64 --workloads sharegpt,loogle --shares 0.6,1 --out DIR
     python -m pdmux_ray.bench.simulator_accuracy DIR… --profile FILE [--slower X | --learned FILE] [--out FILE]
 
-Each run is simulated by the same profile, with the same requests at the same times; runs of a server at a rate count as one.
+Each run is simulated by the same profile, with the same requests at the same times, from several moments of what was learned;
+runs of a server at a rate count as one, and a simulated figure is the median of those of the moments, told with their range.
 `--slower` and `--learned` are those of `pdmux simulate`; a timeline to learn from should be that of other runs, of which
 compare-peer leaves the last one's (DIR/SHAPE/TARGET/timeline.json). Exit status 1 when a figure is further off than its limit.
 """
@@ -20,6 +21,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
+from typing import TypeAlias
 
 from rich.console import Console
 
@@ -42,8 +44,13 @@ from pdmux_ray.report import figures
 from pdmux_ray.report.progress import Progress
 
 LIMITS = {"TTFT mean": 0.15, "TTFT p99": 0.15, "ITL mean": 0.10, "ITL p99": 0.10, "good requests/s": 0.10}
+DRAWS = 8  # moments
 DRAIN_S = 60.0
 LINK = 1e9  # bytes a second, of which one instance moves none
+
+Case: TypeAlias = tuple[str, str, float]  # shape, target, rate
+Figures: TypeAlias = Mapping[str, float]  # by the words of LIMITS; seconds, or requests a second
+Answer: TypeAlias = Sequence[Sequence[Lifeline]]  # to a run: from each moment
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +67,7 @@ class ServedRun:
     lifelines: Sequence[Lifeline]
 
     @property
-    def case(self) -> tuple[str, str, float]:
+    def case(self) -> Case:
         return self.shape, self.target, self.rate
 
 
@@ -68,13 +75,22 @@ class ServedRun:
 class Row:
     """Measured and simulated, of all runs of a target at a rate."""
 
-    case: tuple[str, str, float]
-    measured: Mapping[str, float]  # by the words of LIMITS; seconds, or requests a second
-    simulated: Mapping[str, float]
+    case: Case
+    measured: Figures
+    draws: Sequence[Figures]  # simulated
+    single: Sequence[Row]  # of each run by itself
+
+    def simulated(self, word: str) -> float:
+        return median(draw[word] for draw in self.draws)
 
     def off(self, word: str) -> float:
         """Of what was measured."""
-        return self.simulated[word] / self.measured[word] - 1 if self.measured[word] else math.inf
+        return self.simulated(word) / self.measured[word] - 1 if self.measured[word] else math.inf
+
+    def apart(self, word: str) -> float:
+        """How far the errors of single runs are: what of them is the machine's, which was not the same twice."""
+        offs = [row.off(word) for row in self.single]
+        return max(offs) - min(offs) if all(map(math.isfinite, offs)) else math.nan
 
     @property
     def missed(self) -> list[str]:
@@ -114,33 +130,39 @@ def config_of(target: str, slo: Slo) -> AppConfig:
     return load_serve_config(settings.CONFIG, [f"engine.{setting}" for setting in (*own, *objectives)])[1]
 
 
-def answer(run: ServedRun, found: Profiled, line_s: float) -> Sequence[Lifeline]:
-    """The same run, simulated."""
+def answer(run: ServedRun, found: Profiled, line_s: float, draws: int = 1) -> Answer:
+    """The same run, simulated so many times."""
     setup = Setup(run.config, found.device, MAX_CONTEXT, found.spread, line_s, run.offer, DRAIN_S, Path())
+    planned = run.offer.planned(run.rate, run.round_index)
     with only_errors():
-        return simulated(setup, run.offer.planned(run.rate, run.round_index)).lifelines
+        return [simulated(setup, planned, draw=draw).lifelines for draw in range(draws)]
 
 
-def rows(runs: Sequence[ServedRun], answers: Sequence[Sequence[Lifeline]]) -> list[Row]:
+def rows(runs: Sequence[ServedRun], answers: Sequence[Answer]) -> list[Row]:
     """One for each target at each rate, in the order of `runs`."""
-    measured: dict[tuple[str, str, float], list[Lifeline]] = {}
-    alike: dict[tuple[str, str, float], list[Lifeline]] = {}
-    for run, simulation in zip(runs, answers, strict=True):
-        measured.setdefault(run.case, []).extend(run.lifelines)
-        alike.setdefault(run.case, []).extend(simulation)
-    slo = {run.case: run.slo for run in runs}
-    return [Row(case, _judged(case, measured[case], slo[case]), _judged(case, alike[case], slo[case])) for case in measured]
+    cases: dict[Case, list[tuple[ServedRun, Answer]]] = {}
+    for run, found in zip(runs, answers, strict=True):
+        cases.setdefault(run.case, []).append((run, found))
+    return [_row(alike, [_row([each], ()) for each in alike]) for alike in cases.values()]
 
 
-def _judged(case: tuple[str, str, float], lifelines: Sequence[Lifeline], slo: Slo) -> dict[str, float]:
-    _, target, rate = case
+def _row(alike: Sequence[tuple[ServedRun, Answer]], single: Sequence[Row]) -> Row:
+    judged = partial(_judged, alike[0][0])
+    measured = [life for run, _ in alike for life in run.lifelines]
+    draws = [[life for lifelines in draw for life in lifelines] for draw in zip(*(found for _, found in alike), strict=True)]
+    return Row(alike[0][0].case, judged(measured), list(map(judged, draws)), single)
+
+
+def _judged(like: ServedRun, lifelines: Sequence[Lifeline]) -> Figures:
+    (_, target, rate), slo = like.case, like.slo
     run = summaries.summarize_run(target, rate, lifelines, slo)
     values = (run.ttft_s.mean, run.ttft_s.p99, run.itl_s.mean, run.itl_s.p99, run.good_fraction * rate)
     return {word: math.nan if value is None else value for word, value in zip(LIMITS, values, strict=True)}
 
 
 def table(found: Sequence[Row]) -> list[str]:
-    """In Markdown: measured, simulated and how far that is off; last the median of what it is off, and how many are within."""
+    """In Markdown: measured, simulated (from least to most) and how far its median is off; last the median of what it is off,
+    how many are within, and how far the errors of single runs of a case are apart."""
     heads = " | ".join(f"{word} (limit {limit:.0%})" for word, limit in LIMITS.items())
     lines = [f"| workload | target | rate/s | {heads} |", "|" + "---|" * (len(LIMITS) + 3)]
     for row in found:
@@ -150,13 +172,19 @@ def table(found: Sequence[Row]) -> list[str]:
     within = [
         f"{median(off[word]):.1%}; {sum(one <= limit for one in off[word])} of {len(found)}" for word, limit in LIMITS.items()
     ]
-    return [*lines, f"| **median; within** | | | {' | '.join(within)} |"]
+    lines.append(f"| **median; within** | | | {' | '.join(within)} |")
+    apart = [[row.apart(word) for row in found if len(row.single) > 1 and math.isfinite(row.apart(word))] for word in LIMITS]
+    if all(apart):
+        lines.append(f"| single runs of a case apart, median | | | {' | '.join(f'{median(one):.1%}' for one in apart)} |")
+    return lines
 
 
 def _cell(row: Row, word: str) -> str:
     show = figures.significant if word == "good requests/s" else figures.ms
     mark = "" if word not in row.missed else " (!)"
-    return f"{show(row.measured[word])} → {show(row.simulated[word])}, {row.off(word):+.0%}{mark}"
+    drawn = [draw[word] for draw in row.draws]
+    range_ = f" ({show(min(drawn))} to {show(max(drawn))})" if len(drawn) > 1 else ""
+    return f"{show(row.measured[word])} → {show(row.simulated(word))}{range_}, {row.off(word):+.0%}{mark}"
 
 
 def parser() -> argparse.ArgumentParser:
@@ -168,6 +196,8 @@ def parser() -> argparse.ArgumentParser:
     text = "that the servers had, or that was measured on the same machine"
     parser.add_argument("--profile", type=Path, required=True, metavar="FILE", help=text)
     add_server(parser)
+    text = f"how often each run is simulated, each time from another moment of what was learned; default {DRAWS}"
+    parser.add_argument("--draws", type=int, default=DRAWS, metavar="N", help=text)
     parser.add_argument("--out", type=Path, metavar="FILE", help="the table, too")
     return parser
 
@@ -179,7 +209,7 @@ def measure(args: argparse.Namespace, console: Console) -> tuple[list[str], bool
         raise ConfigError(f"no run was found in {', '.join(map(str, args.directories))}")
     found = profiled(args.profile, resolve("demo", weights=False), runs[0].config.engine, LINK)
     found = as_served(found, args.slower, args.learned, args.spread)
-    alike = partial(answer, found=found, line_s=args.line)
+    alike = partial(answer, found=found, line_s=args.line, draws=max(args.draws, 1))
     answers = []
     with ProcessPoolExecutor(usable_cores()) as pool, Progress(len(runs), console) as progress:
         for run, one in zip(runs, pool.map(alike, runs), strict=True):

@@ -1,90 +1,180 @@
-"""How long a server's steps take, as it has learned itself: from its timeline, as `pdmux timeline URL --out FILE` leaves it.
+"""How long a server's steps take, as its timeline shows (`pdmux timeline URL --out FILE`).
 
 A profile is measured with nothing else at work; where gateway, client and engine share cores, steps take longer, short ones by
-more. An instance that plans by a profile learns by how much (`latency.correction`), and tells it with its timeline.
+more, and now more and now less. An instance that plans by a profile learns by how much (`latency.correction`), and tells it
+with its timeline.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from statistics import fmean, linear_regression
+from typing import NamedTuple, TypeAlias
 
+from pdmux_ray.costs import pace
+from pdmux_ray.costs.device import HostTimes
+from pdmux_ray.costs.pace import Pace
 from pdmux_ray.errors import ConfigError
+from pdmux_ray.latency import replay
 from pdmux_ray.latency.correction import KINDS, Lesson
-from pdmux_ray.latency.model import size_of
-from pdmux_ray.metrics.trace import Trace, slices_of
+from pdmux_ray.latency.model import FittedCosts, size_of
+from pdmux_ray.metrics.trace import Slice, Trace, arrivals_of, slices_of
+from pdmux_ray.types import Mode
 
-LEAST_TIMES = 32  # of what is used: the first ones say little
+LEAST_TIMES = 32  # of what is used: fewer say little
+LEAST_SLOPE_TIMES = 256  # that tell what a token costs
+_KINDS = {"decode": "decode", "block": "prefill", "pass": "mixed"}  # of a slice -> of a lesson
 
 Where: TypeAlias = tuple[str, int | None, int | None, int | None]  # kind, units, beside, size; None: of all
+_ANYTHING: Where = ("", None, None, None)
+
+
+class Seen(NamedTuple):
+    """A step or block of a server."""
+
+    kind: str
+    units: int
+    beside: int
+    begin_s: float
+    end_s: float
+    profiled_s: float  # what it takes by the profile
+    decodes: int
+
+    @property
+    def wheres(self) -> tuple[Where, ...]:
+        return _wheres(*self[:3], size_of(self.profiled_s))
+
+    @property
+    def times(self) -> float:
+        """As long as the profile says."""
+        return (self.end_s - self.begin_s) / self.profiled_s
+
+
+class Law(NamedTuple):
+    """A step takes `times` as long as the profile says, and `token_s` for each request that decodes: what its new token costs
+    those who pass it on, on the same cores."""
+
+    times: float
+    token_s: float
+
+    def of(self, profiled_s: float, decodes: int) -> float:
+        return self.times + self.token_s * decodes / profiled_s
 
 
 @dataclass(frozen=True, slots=True)
 class Learned:
     """A `StepFactors`. What was not measured is as slow as what is most like it: other sizes, other units, anything."""
 
-    factors: Mapping[Where, float]
+    laws: Mapping[Where, Law]
     times: int  # all that it was learned from
-    residuals: tuple[float, ...]  # of steps: measured / what the server predicted; stalls included
+    single: Sequence[float]  # the mean factor of each server
+    pace: Pace | None
+    host: HostTimes
 
-    def of(self, kind: str, units: int, beside: int, predicted_s: float) -> float:
+    def of(self, kind: str, units: int, beside: int, predicted_s: float, decodes: int) -> float:
         """How many times as long such a step takes as the profile predicts."""
-        size = size_of(predicted_s)
-        wheres: tuple[Where, ...] = ((kind, units, beside, size), (kind, units, beside, None), (kind, None, None, None))
-        for where in wheres:
-            factor = self.factors.get(where)
-            if factor is not None:
-                return factor
-        return self.factors["", None, None, None]
+        return _law(self.laws, _wheres(kind, units, beside, size_of(predicted_s))).of(predicted_s, decodes)
 
     def __str__(self) -> str:
-        by_kind = {kind: self.factors.get((kind, None, None, None)) for kind in KINDS}
-        words = [f"{kind} {factor:.3g}" for kind, factor in by_kind.items() if factor is not None]
-        return f"{', '.join(words)} in the mean, learned from {self.times:,} steps"
+        by_kind = {kind: self.laws.get((kind, None, None, None)) for kind in KINDS}
+        words = [f"{kind} {law.times:.3g} and {law.token_s * 1e3:.2g} ms a token" for kind, law in by_kind.items() if law]
+        drift = f" of {len(self.single)} servers, {min(self.single):.3g} to {max(self.single):.3g} by server"
+        host = f"{self.host.step_s * 1e3:.2g} ms of the host before a step, {self.host.lanes_s * 1e3:.2g} before lanes"
+        return f"{', '.join(words)} in the mean, from {self.times:,} steps{drift}; {host}"
 
 
-def read(paths: Sequence[Path]) -> Learned:
-    """Of several timelines together. Raises ConfigError when one is none, or when they teach nothing."""
-    lessons, residuals = list[Lesson](), list[float]()
+def read(paths: Sequence[Path], base: FittedCosts) -> Learned:
+    """Of several timelines together; `base`: what is simulated. Raises ConfigError when one is none, or they teach nothing."""
+    servers, waits = list[Sequence[Seen]](), list[tuple[bool, float]]()
     for path in paths:
         try:
             trace = json.loads(path.read_text(encoding="utf-8"))
-            lessons += [Lesson(*row) for about in trace["otherData"]["instances"].values() for row in about.get("lessons", ())]
-            residuals += _residuals(trace)
+            for name in trace["otherData"]["instances"]:
+                servers.append(_seen(trace, name, base))
+                waits += pauses(trace, name)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             text = f"{path} is no timeline of a server ({error!r}). `pdmux timeline URL --out FILE` leaves one."
             raise ConfigError(text) from None
-    return learned(lessons, residuals, ", ".join(map(str, paths)))
+    lanes, steps = ([seconds for on_lanes, seconds in waits if on_lanes is wanted] for wanted in (True, False))
+    host = HostTimes(fmean(steps or [0.0]), fmean(lanes or steps or [0.0]))
+    return learned(servers, host, ", ".join(map(str, paths)))
 
 
-def learned(lessons: Sequence[Lesson], residuals: Sequence[float], where: str) -> Learned:
+def learned(servers: Sequence[Sequence[Seen]], host: HostTimes, where: str) -> Learned:
     """Of any number of instances. Raises ConfigError when there are too few times; `where` they are from is for its words."""
-    parts = [lesson for lesson in lessons if lesson.size is None]
-    by_where: dict[Where, list[Lesson]] = {("", None, None, None): parts}
-    for lesson in lessons:
-        by_where.setdefault((lesson.kind, lesson.units, lesson.beside, lesson.size), []).append(lesson)
-    for lesson in parts:
-        by_where.setdefault((lesson.kind, None, None, None), []).append(lesson)
-    factors = {at: _mean(group) for at, group in by_where.items() if sum(one.times for one in group) >= LEAST_TIMES}
-    times = sum(lesson.times for lesson in parts)
+    times = sum(map(len, servers))
     if times < LEAST_TIMES:
         raise ConfigError(
             f"{where}: the server has learned from {times} steps, which is too few. It must plan by a profile "
             "(engine.multiplex.profile) and have served some load."
         )
-    return Learned(factors, times, tuple(residuals))
+    groups: dict[Where, list[Seen]] = {}
+    for one in (one for server in servers for one in server):
+        for at in one.wheres:
+            groups.setdefault(at, []).append(one)
+    laws = {at: _fit(found) for at, found in groups.items() if len(found) >= LEAST_TIMES}
+    laws[_ANYTHING] = _fit([one._replace(decodes=0) for one in groups[_ANYTHING]])  # of kinds whose tokens are not alike
+    records = [[_timed(one, laws) for one in server] for server in servers]
+    single = [_fit([one._replace(decodes=0) for one in server]).times for server in servers if server]
+    return Learned(laws, times, single, pace.joined(records), host)
 
 
-def _mean(group: Iterable[Lesson]) -> float:
-    """Geometric, by times."""
-    pairs = [(one.times, math.log(one.factor)) for one in group]
-    return math.exp(sum(times * log for times, log in pairs) / sum(times for times, _ in pairs))
+def _fit(group: Sequence[Seen]) -> Law:
+    """All together they take what they took; what a token costs is by least squares."""
+    tokens, token_s = [one.decodes / one.profiled_s for one in group], 0.0
+    if len(group) >= LEAST_SLOPE_TIMES and min(tokens) < max(tokens):
+        token_s = max(linear_regression(tokens, [one.times for one in group]).slope, 0.0)
+    took_s = sum(one.end_s - one.begin_s for one in group) - token_s * sum(one.decodes for one in group)
+    return Law(took_s / sum(one.profiled_s for one in group), token_s)
 
 
-def _residuals(trace: Trace) -> list[float]:
-    steps = [step for name in trace["otherData"]["instances"] for step in slices_of(trace, name)]
-    return [step.took_s / step.predicted_s for step in steps if step.counted and step.predicted_s]
+def _timed(one: Seen, laws: Mapping[Where, Law]) -> pace.Timed:
+    expected = _law(laws, one.wheres).of(one.profiled_s, one.decodes)
+    return pace.Timed(one.begin_s, one.end_s, one.times / expected)
+
+
+def _wheres(kind: str, units: int, beside: int, size: int) -> tuple[Where, ...]:
+    """The nearest first."""
+    return (kind, units, beside, size), (kind, units, beside, None), (kind, None, None, None), _ANYTHING
+
+
+def _law(laws: Mapping[Where, Law], wheres: Sequence[Where]) -> Law:
+    return next(laws[where] for where in wheres if where in laws)
+
+
+def _seen(trace: Trace, name: str, base: FittedCosts) -> Sequence[Seen]:
+    """In the order in which they ended: so the server learned from them."""
+    about = trace["otherData"]["instances"][name]
+    lessons = [Lesson(*row) for row in about.get("lessons", ())]
+    slices = [one for one in slices_of(trace, name) if one.counted and one.predicted_s] if lessons else []
+    slices.sort(key=lambda one: one.begin_s + one.took_s)
+    timed = list(_replayed(slices, about["units"]))
+    return [
+        Seen(*step[:3], one.begin_s, one.begin_s + one.took_s, profiled_s, one.decodes)
+        for one, step, profiled_s in zip(slices, timed, replay.profiled_s(timed, lessons, base), strict=True)
+    ]
+
+
+def _replayed(slices: Iterable[Slice], units: int) -> Iterator[replay.Timed]:
+    for one in slices:
+        own, beside = units, 0
+        if one.split is not None and one.kind != "pass" and one.mode != Mode.TIME_SHARED.value:
+            prefill, decode = one.split.prefill_units, one.split.decode_units
+            own, beside = (decode, prefill) if one.kind == "decode" else (prefill, decode if prefill < units else 0)
+        assert one.predicted_s is not None
+        yield replay.Timed(_KINDS[one.kind], own, beside, one.took_s, one.predicted_s)
+
+
+def pauses(trace: Trace, name: str) -> Iterator[tuple[bool, float]]:
+    """While neither lane ran and there was work, that is, amid which no request came: whether before lanes, and how long."""
+    came_s, busy_s = [at_s for at_s, _ in arrivals_of(trace, name)], math.inf
+    for one in sorted(slices_of(trace, name), key=lambda one: one.begin_s):
+        if one.begin_s > busy_s and bisect_left(came_s, busy_s) == bisect_left(came_s, one.begin_s):
+            yield one.split is not None and one.split.prefill_units > 0, one.begin_s - busy_s
+        end_s = one.begin_s + one.took_s
+        busy_s = end_s if busy_s == math.inf else max(busy_s, end_s)

@@ -19,7 +19,7 @@ from __future__ import annotations
 import logging
 import math
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
@@ -129,7 +129,8 @@ class CorrectedCosts:
     (`largest_that_fits` of `policy/sharing.py`) then finds some that keeps it, not always the most.
     """
 
-    def __init__(self, base: FittedCosts) -> None:
+    def __init__(self, base: FittedCosts, lessons: Iterable[Lesson] = ()) -> None:
+        """`lessons`: as if it had just learned these."""
         self._base = base
         self._cells: dict[Cell, _State] = {}
         self._parts: dict[tuple[str, int, int], _State] = {}  # all sizes together: where a new cell begins
@@ -137,6 +138,7 @@ class CorrectedCosts:
         self._observed = self._exceeded = 0
         self._factors_now: dict[Cell, tuple[float, float]] = {}  # since something was learned last
         self._decoded: tuple[tuple[int, int, int, int], Estimate] | None = None  # what the profile was asked last
+        self._begin_with([lesson for lesson in lessons if lesson.times])
 
     @property
     def switch_s(self) -> float:
@@ -162,6 +164,14 @@ class CorrectedCosts:
     def observe_mixed(self, batch: int, context_tokens: int, pieces: Sequence[Piece], units: int, seconds: float) -> None:
         self._learn("mixed", units, 0, self._base.mixed(batch, context_tokens, pieces, units), seconds)
 
+    def learn_again(self, kind: str, units: int, beside: int, corrected_s: float, seconds: float) -> float:
+        """From a time of which is only known what the prediction, corrected, was. What the profile had predicted."""
+        cells = [(kind, units, beside, size) for size in range(len(SIZES_S) + 1)]
+        found_s = [corrected_s / self._factors_of(cell)[0] for cell in cells]
+        base_s = next((one_s for size, one_s in enumerate(found_s) if bisect_right(SIZES_S, one_s) == size), corrected_s)
+        self._learn(kind, units, beside, Estimate(base_s, LEAST_GUARD * base_s), seconds)
+        return base_s
+
     def figures(self) -> Figures:
         states = [state for state in list(self._cells.values()) if state.seen]
         furthest = max((state.mean for state in states), key=abs, default=0.0)
@@ -172,6 +182,19 @@ class CorrectedCosts:
         """All that it has learned, as it would predict by it now. From any thread."""
         parts = [self._lesson(*part, None) for part in list(self._parts)]
         return [*parts, *(self._lesson(*cell) for cell in list(self._cells))]
+
+    def _begin_with(self, lessons: Sequence[Lesson]) -> None:
+        parts = [lesson for lesson in lessons if lesson.size is None]
+        times = self._all.seen = self._all.last = sum([lesson.times for lesson in parts])
+        if times:
+            self._all.mean = sum([lesson.times * math.log(lesson.factor) for lesson in parts]) / times
+        for kind, units, beside, size, factor, seen in sorted(lessons, key=lambda lesson: lesson.size is not None):
+            wider = self._all if size is None else self._parts[kind, units, beside]
+            state = _State(wider, math.log(factor), self._all.guard, seen, told=True, last=times)
+            if size is None:
+                self._parts[kind, units, beside] = state
+            else:
+                self._cells[kind, units, beside, size] = state
 
     def _lesson(self, kind: str, units: int, beside: int, size: int | None) -> Lesson:
         state = self._parts[kind, units, beside] if size is None else self._cells[kind, units, beside, size]

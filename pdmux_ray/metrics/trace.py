@@ -9,13 +9,14 @@ clock, which `otherData` names together with its reading when the trace was made
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
 from pdmux_ray.engine.timeline import Arrival, Ended, PrefillBlock, Record, Step
 from pdmux_ray.metrics.lane_units import UnitsChange, units_changes
-from pdmux_ray.types import ONE_PASS_MODES
+from pdmux_ray.types import ONE_PASS_MODES, Split
 
 CLOCK = "CLOCK_MONOTONIC"
 
@@ -23,6 +24,7 @@ PREFILL, DECODE, REQUESTS = 1, 2, 3  # the tracks
 KINDS = ("decode", "block", "pass")  # of work: a step's decodes, a block of a prefill's layers, or both in one pass
 _ONE_PASS = frozenset(mode.value for mode in ONE_PASS_MODES)
 _PREDICTED, _BOUND = "predicted ms", "99 % bound ms"  # arguments of a slice
+_SPLIT = re.compile(r" (\d+)/(\d+)(?: |$)")  # in the name of a slice
 _TRACKS = {PREFILL: "prefill lane", DECODE: "decode lane", REQUESTS: "requests"}
 
 Trace: TypeAlias = dict[str, Any]
@@ -179,6 +181,8 @@ class Slice(NamedTuple):
     predicted_s: float | None  # None: nothing was predicted
     bound_s: float | None
     counted: bool  # False for one of the two of a pass that prefills and decodes: it is on both lanes
+    split: Split | None  # None: a step without lanes
+    decodes: int  # requests; of a block, whatever runs beside it, 0
 
 
 def slices_of(trace: Trace, instance: str) -> list[Slice]:
@@ -192,7 +196,10 @@ def _read_back(event: Event) -> Slice:
     why = args.get("why") or args["reason"]
     predicted_s, bound_s = (args[name] / 1e3 if name in args else None for name in (_PREDICTED, _BOUND))
     counted = kind != "pass" or lane == DECODE or not args["decodes"]
-    return Slice(lane, kind, event["cat"], why, event["ts"] / 1e6, event["dur"] / 1e6, predicted_s, bound_s, counted)
+    named = _SPLIT.search(event["name"])
+    split = Split(int(named[1]), int(named[2])) if named else None
+    begin_s, took_s, decodes = event["ts"] / 1e6, event["dur"] / 1e6, args.get("decodes", 0)
+    return Slice(lane, kind, event["cat"], why, begin_s, took_s, predicted_s, bound_s, counted, split, decodes)
 
 
 def units_of(trace: Trace, instance: str) -> list[UnitsChange]:

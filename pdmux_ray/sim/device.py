@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from itertools import islice
 from random import Random
 
 from pdmux_ray.clock import Clock
@@ -19,8 +18,10 @@ TOKEN = 0  # that everyone gets in every step
 
 
 class CostDevice:
-    """A `LaneRunner`. What a step takes is what `model.costs` predicts, times what `model.slower` says of such steps, times
-    exp(a normal draw of deviation `spread`)."""
+    """A `LaneRunner`. What a step takes is what `model.costs` predicts, times what `model.slower` says of such steps, at the
+    speed that `model.pace` has while it runs. Without a pace it is times exp(a normal draw of deviation `spread`) instead.
+
+    The host's time before a step, or before a block, counts as theirs."""
 
     most_steps = 1  # an arrival amid a burst would be seen after it: a simulated step runs at one moment
 
@@ -35,8 +36,10 @@ class CostDevice:
         self._clock = clock
         self._rng = rng
         self._spread = spread
-        self._residuals = model.residuals
-        self._drawn: deque[float] = deque()  # of the steps that come next, as far as `ends_ahead` has looked
+        self._host = model.host
+        self._pace = model.pace
+        self._pace_from_s = rng.uniform(0.0, model.pace.length_s) if model.pace else 0.0  # when the clock is at 0
+        self._drawn: deque[float] = deque()  # without a pace: of the steps that come next, as far as `ends_ahead` has looked
         self._output: StepOutput | None = None
         self._ready_s = 0.0
         self._blocks = TimedBlocks(self.layers, self.units, clock, self._block_takes_s)
@@ -59,19 +62,19 @@ class CostDevice:
         """When decode steps by themselves would end that follow one another from `begin_s` on, each with contexts a token
         longer. Nothing is launched; `passed` is to be told how many of them have come to pass."""
         ends_s: list[float] = []
-        self._drawn.extend([self._draw() for _ in range(alike.steps - len(self._drawn))])
-        for factor in islice(self._drawn, alike.steps):
+        for step in range(alike.steps):
             if begin_s >= alike.before_s:
                 break
             estimate = self._costs.decode(decodes, context_tokens, self.units, 0)
-            ready_s = begin_s + self._expected_s("decode", self.units, 0, estimate) * factor
+            took_s = self._lasts_s(self._expected_s("decode", self.units, 0, estimate, decodes), begin_s, step)
+            ready_s = begin_s + (took_s + self._host.step_s)
             begin_s += ready_s - begin_s  # as `collect` comes there, to the last bit
             context_tokens += decodes
             ends_s.append(begin_s)
         return ends_s
 
     def passed(self, steps: int) -> None:
-        for _ in range(steps):
+        for _ in range(min(steps, len(self._drawn))):
             self._drawn.popleft()
 
     def open_job(self, job_id: int, slices: Sequence[PrefillSlice]) -> None:
@@ -102,24 +105,35 @@ class CostDevice:
         self._answers.clear()
 
     def _block_takes_s(self, pieces: Sequence[Piece], layers: int, units: int, beside: int, last: bool) -> float:
-        return self._took_s("prefill", units, beside, self._costs.prefill(pieces, layers, units, beside, last))
+        estimate = self._costs.prefill(pieces, layers, units, beside, last)
+        return self._took_s("prefill", units, beside, estimate, 0) + self._host.lanes_s
 
     def _step_takes_s(self, batch: StepBatch, split: Split | None) -> float:
         decodes, context_tokens = len(batch.decodes), sum([len(sequence.tokens) for sequence in batch.decodes])
         if batch.prefills:
             pieces = [Piece(piece.tokens, piece.start) for piece in batch.prefills]
-            return self._took_s("mixed", self.units, 0, self._costs.mixed(decodes, context_tokens, pieces, self.units))
+            estimate = self._costs.mixed(decodes, context_tokens, pieces, self.units)
+            return self._took_s("mixed", self.units, 0, estimate, decodes) + self._host.step_s
         units, beside = self.units if split is None else split.decode_units, self._blocks.units
-        return self._took_s("decode", units, beside, self._costs.decode(decodes, context_tokens, units, beside))
+        estimate = self._costs.decode(decodes, context_tokens, units, beside)
+        host_s = self._host.lanes_s if beside else self._host.step_s
+        return self._took_s("decode", units, beside, estimate, decodes) + host_s
 
-    def _took_s(self, kind: str, units: int, beside: int, estimate: Estimate) -> float:
-        factor = self._drawn.popleft() if self._drawn else self._draw()
-        return self._expected_s(kind, units, beside, estimate) * factor
+    def _took_s(self, kind: str, units: int, beside: int, estimate: Estimate, decodes: int) -> float:
+        took_s = self._lasts_s(self._expected_s(kind, units, beside, estimate, decodes), self._clock.now())
+        self.passed(1)
+        return took_s
 
-    def _expected_s(self, kind: str, units: int, beside: int, estimate: Estimate) -> float:
-        return estimate.predicted_s * self._slower.of(kind, units, beside, estimate.predicted_s)
+    def _expected_s(self, kind: str, units: int, beside: int, estimate: Estimate, decodes: int) -> float:
+        return estimate.predicted_s * self._slower.of(kind, units, beside, estimate.predicted_s, decodes)
+
+    def _lasts_s(self, expected_s: float, begin_s: float, ahead: int = 0) -> float:
+        """A step that begins then; so many others come before it."""
+        if self._pace is not None:
+            return self._pace.lasts_s(self._pace_from_s + begin_s, expected_s)
+        while len(self._drawn) <= ahead:
+            self._drawn.append(self._draw())
+        return expected_s * self._drawn[ahead]
 
     def _draw(self) -> float:
-        if self._residuals:
-            return self._rng.choice(self._residuals)
         return self._rng.lognormvariate(0.0, self._spread) if self._spread else 1.0

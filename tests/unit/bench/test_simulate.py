@@ -197,3 +197,8 @@ def test_a_spread_beside_a_timeline_is_refused(tmp_path: Path) -> None:
     found = Profiled(device(), 2048, 0.1)
     with pytest.raises(ConfigError, match="exclude each other"):
         as_served(found, "1", [tmp_path / "served.json"], 0.2)
+
+
+def test_a_timeline_beside_costs_that_no_server_corrects_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="corrects a profile"):
+        as_served(Profiled(device(), 2048, 0.1), "1", [tmp_path / "served.json"], None)

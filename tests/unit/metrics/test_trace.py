@@ -22,6 +22,7 @@ from pdmux_ray.metrics.trace import (
     slices_of,
     units_of,
 )
+from pdmux_ray.types import Split
 
 from .records import UNITS, block, one_pass, step
 
@@ -90,6 +91,8 @@ def test_what_the_lanes_did_is_read_back_and_a_pass_on_both_counts_once() -> Non
     assert [found.why for found in slices] == ["fits", "slack", "chunk_mixed", "chunk_mixed", "chunk_mixed"]
     assert slices[0][4:8] == pytest.approx((1.0, 0.02, 0.019, 0.0221))
     assert slices[1][4:8] == (2.0, 0.5, None, None)
+    assert [found.decodes for found in slices] == [2, 0, 3, 3, 0]
+    assert [found.split for found in slices] == [Split(3, 1), Split(3, 1), None, None, None]
 
 
 def test_arrivals_and_ends_are_instants_beside_the_lanes() -> None:
