@@ -13,8 +13,10 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean, linear_regression
+from statistics import fmean
 from typing import NamedTuple, TypeAlias
+
+import numpy as np
 
 from pdmux_ray.costs import pace
 from pdmux_ray.costs.device import HostTimes
@@ -22,16 +24,17 @@ from pdmux_ray.costs.pace import Pace
 from pdmux_ray.errors import ConfigError
 from pdmux_ray.latency import replay
 from pdmux_ray.latency.correction import KINDS, Lesson
-from pdmux_ray.latency.model import FittedCosts, size_of
+from pdmux_ray.latency.model import FittedCosts
+from pdmux_ray.latency.nonneg import nnls
 from pdmux_ray.metrics.trace import Slice, Trace, arrivals_of, slices_of
 from pdmux_ray.types import Mode
 
-LEAST_TIMES = 32  # of what is used: fewer say little
-LEAST_SLOPE_TIMES = 256  # that tell what a token costs
+LEAST_TIMES = 32  # of steps: fewer teach nothing
+LEAST_LIKE = 256  # of steps of a kind, for a law of their own
 _KINDS = {"decode": "decode", "block": "prefill", "pass": "mixed"}  # of a slice -> of a lesson
 
-Where: TypeAlias = tuple[str, int | None, int | None, int | None]  # kind, units, beside, size; None: of all
-_ANYTHING: Where = ("", None, None, None)
+Where: TypeAlias = tuple[str, int | None, int | None]  # kind, units, beside; None: of all
+_ANYTHING: Where = ("", None, None)
 
 
 class Seen(NamedTuple):
@@ -46,29 +49,26 @@ class Seen(NamedTuple):
     decodes: int
 
     @property
-    def wheres(self) -> tuple[Where, ...]:
-        return _wheres(*self[:3], size_of(self.profiled_s))
-
-    @property
-    def times(self) -> float:
-        """As long as the profile says."""
-        return (self.end_s - self.begin_s) / self.profiled_s
+    def took_s(self) -> float:
+        return self.end_s - self.begin_s
 
 
 class Law(NamedTuple):
-    """A step takes `times` as long as the profile says, and `token_s` for each request that decodes: what its new token costs
-    those who pass it on, on the same cores."""
+    """A step takes `times` as long as the profile says, which is no less than that; `step_s` besides; and for each request that
+    decodes `token_s`, which its new token costs those who pass it on, on the same cores."""
 
     times: float
+    step_s: float
     token_s: float
 
     def of(self, profiled_s: float, decodes: int) -> float:
-        return self.times + self.token_s * decodes / profiled_s
+        """How many times as long as the profile says."""
+        return self.times + (self.step_s + self.token_s * decodes) / profiled_s
 
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """A `StepFactors`. What was not measured is as slow as what is most like it: other sizes, other units, anything."""
+    """A `StepFactors`. What was seldom seen is as slow as what is most like it: other units, anything."""
 
     laws: Mapping[Where, Law]
     times: int  # all that it was learned from
@@ -78,14 +78,18 @@ class Learned:
 
     def of(self, kind: str, units: int, beside: int, predicted_s: float, decodes: int) -> float:
         """How many times as long such a step takes as the profile predicts."""
-        return _law(self.laws, _wheres(kind, units, beside, size_of(predicted_s))).of(predicted_s, decodes)
+        return _law(self.laws, kind, units, beside).of(predicted_s, decodes)
 
     def __str__(self) -> str:
-        by_kind = {kind: self.laws.get((kind, None, None, None)) for kind in KINDS}
-        words = [f"{kind} {law.times:.3g} and {law.token_s * 1e3:.2g} ms a token" for kind, law in by_kind.items() if law]
+        by_kind = {kind: self.laws.get((kind, None, None)) for kind in KINDS}
+        words = [
+            f"{kind} {law.times:.3g}, {law.step_s * 1e3:.2g} ms and {law.token_s * 1e3:.2g} ms a token"
+            for kind, law in by_kind.items()
+            if law
+        ]
         drift = f" of {len(self.single)} servers, {min(self.single):.3g} to {max(self.single):.3g} by server"
         host = f"{self.host.step_s * 1e3:.2g} ms of the host before a step, {self.host.lanes_s * 1e3:.2g} before lanes"
-        return f"{', '.join(words)} in the mean, from {self.times:,} steps{drift}; {host}"
+        return f"{'; '.join(words)} in the mean, from {self.times:,} steps{drift}; {host}"
 
 
 def read(paths: Sequence[Path], base: FittedCosts) -> Learned:
@@ -115,36 +119,35 @@ def learned(servers: Sequence[Sequence[Seen]], host: HostTimes, where: str) -> L
         )
     groups: dict[Where, list[Seen]] = {}
     for one in (one for server in servers for one in server):
-        for at in one.wheres:
+        for at in _wheres(*one[:3]):
             groups.setdefault(at, []).append(one)
-    laws = {at: _fit(found) for at, found in groups.items() if len(found) >= LEAST_TIMES}
-    laws[_ANYTHING] = _fit([one._replace(decodes=0) for one in groups[_ANYTHING]])  # of kinds whose tokens are not alike
+    laws = {at: fit(found) for at, found in groups.items() if at == _ANYTHING or len(found) >= LEAST_LIKE}
     records = [[_timed(one, laws) for one in server] for server in servers]
-    single = [_fit([one._replace(decodes=0) for one in server]).times for server in servers if server]
+    single = [sum(one.took_s for one in server) / sum(one.profiled_s for one in server) for server in servers if server]
     return Learned(laws, times, single, pace.joined(records), host)
 
 
-def _fit(group: Sequence[Seen]) -> Law:
-    """All together they take what they took; what a token costs is by least squares."""
-    tokens, token_s = [one.decodes / one.profiled_s for one in group], 0.0
-    if len(group) >= LEAST_SLOPE_TIMES and min(tokens) < max(tokens):
-        token_s = max(linear_regression(tokens, [one.times for one in group]).slope, 0.0)
-    took_s = sum(one.end_s - one.begin_s for one in group) - token_s * sum(one.decodes for one in group)
-    return Law(took_s / sum(one.profiled_s for one in group), token_s)
+def fit(group: Sequence[Seen]) -> Law:
+    """Least squares of the times over the profile's, which are further off for long steps."""
+    profiled_s = np.array([one.profiled_s for one in group])
+    terms = [profiled_s, np.ones(len(group)), np.array([float(one.decodes) for one in group])]
+    over_s = np.array([one.took_s for one in group]) - profiled_s
+    more, step_s, token_s = nnls(np.stack(terms, axis=1) / np.sqrt(profiled_s)[:, None], over_s / np.sqrt(profiled_s))
+    return Law(1.0 + float(more), float(step_s), float(token_s))
 
 
 def _timed(one: Seen, laws: Mapping[Where, Law]) -> pace.Timed:
-    expected = _law(laws, one.wheres).of(one.profiled_s, one.decodes)
-    return pace.Timed(one.begin_s, one.end_s, one.times / expected)
+    expected_s = one.profiled_s * _law(laws, *one[:3]).of(one.profiled_s, one.decodes)
+    return pace.Timed(one.begin_s, one.end_s, one.took_s / expected_s)
 
 
-def _wheres(kind: str, units: int, beside: int, size: int) -> tuple[Where, ...]:
+def _wheres(kind: str, units: int, beside: int) -> tuple[Where, ...]:
     """The nearest first."""
-    return (kind, units, beside, size), (kind, units, beside, None), (kind, None, None, None), _ANYTHING
+    return (kind, units, beside), (kind, None, None), _ANYTHING
 
 
-def _law(laws: Mapping[Where, Law], wheres: Sequence[Where]) -> Law:
-    return next(laws[where] for where in wheres if where in laws)
+def _law(laws: Mapping[Where, Law], kind: str, units: int, beside: int) -> Law:
+    return next(laws[where] for where in _wheres(kind, units, beside) if where in laws)
 
 
 def _seen(trace: Trace, name: str, base: FittedCosts) -> Sequence[Seen]:

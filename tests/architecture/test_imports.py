@@ -88,6 +88,7 @@ LAW: dict[str, tuple[str, ...]] = {
         *(*BASE, "pdmux_ray.engine.fake_runner", "pdmux_ray.policy.views", "pdmux_ray.latency.model"),
         *("pdmux_ray.latency.features", "pdmux_ray.latency.correction", "pdmux_ray.latency.profile"),
         *("pdmux_ray.latency.identity", "pdmux_ray.latency.records", "pdmux_ray.latency.replay"),
+        *("pdmux_ray.latency.nonneg", "numpy"),
         *("pdmux_ray.metrics.trace", "pdmux_ray.policy.decisions", "pdmux_ray.model.context", "kv_transfer.layout"),
     ),
     "pdmux_ray.sim": (  # never torch, never ray

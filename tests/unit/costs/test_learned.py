@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
@@ -9,7 +10,7 @@ import pytest
 from pdmux_ray.clock import VirtualClock
 from pdmux_ray.costs.device import HostTimes
 from pdmux_ray.costs.gpu import H200, LLAMA_8B, parameters
-from pdmux_ray.costs.learned import LEAST_TIMES, Seen, learned, pauses, read
+from pdmux_ray.costs.learned import LEAST_LIKE, LEAST_TIMES, Seen, learned, pauses, read
 from pdmux_ray.engine.timeline import Arrival, PrefillBlock, Step
 from pdmux_ray.errors import ConfigError
 from pdmux_ray.latency.correction import CorrectedCosts
@@ -22,49 +23,42 @@ HOST_S = 0.0004
 
 
 def seen(
-    kind: str,
-    times: float,
-    profiled_s: float = 0.01,
-    *,
-    units: int = ALL,
-    steps: int = 100,
-    decodes: int = 4,
-    token_s: float = 0.0,
+    kind: str, times: float = 1.0, step_s: float = 0.0, token_s: float = 0.0, *, units: int = ALL, steps: int = LEAST_LIKE
 ) -> list[Seen]:
-    took_s = times * profiled_s + token_s * decodes
-    return [Seen(kind, units, 0, begin_s, begin_s + took_s, profiled_s, decodes) for begin_s in map(float, range(steps))]
+    """Of work of all sizes, with few and with many requests."""
+    found = []
+    for step in range(steps):
+        profiled_s, decodes = 0.005 * (1 + step % 7), 0 if kind == "prefill" else 1 + step % 5
+        took_s = times * profiled_s + step_s + token_s * decodes
+        found.append(Seen(kind, units, 0, float(step), step + took_s, profiled_s, decodes))
+    return found
 
 
-def test_a_step_takes_as_much_longer_as_those_of_its_kind_units_and_size_took() -> None:
-    found = learned([[*seen("decode", 1.5), *seen("decode", 1.2, 0.02), *seen("mixed", 1.2)]], HostTimes(), "here")
-    assert found.of("decode", ALL, 0, 0.02, 4) == pytest.approx(1.2)
-    assert found.of("decode", ALL, 0, 0.01, 4) == pytest.approx(1.5)
-    assert found.of("decode", ALL, 0, 0.001, 4) == pytest.approx(1.3)  # of another size
-    assert found.of("decode", 8, 124, 0.02, 4) == pytest.approx(1.3)  # of other units
-    assert found.of("mixed", ALL, 0, 0.02, 4) == pytest.approx(1.2)
-    assert found.of("prefill", ALL, 0, 0.02, 0) == pytest.approx(1.275)  # of which there was none
+def law(*servers: list[Seen]) -> Callable[..., float]:
+    return learned(servers, HostTimes(), "here").of
 
 
-def test_what_each_token_costs_is_told_apart_from_what_a_step_does() -> None:
-    steps = [one for decodes in (1, 2, 5) for one in seen("decode", 1.2, decodes=decodes, token_s=0.0005)]
-    found = learned([steps], HostTimes(), "here")
-    assert found.of("decode", ALL, 0, 0.01, 20) == pytest.approx(1.2 + 20 * 0.05)
-    assert "decode 1.2 and 0.5 ms a token" in str(found)
+def test_what_a_step_its_size_and_its_tokens_cost_more_than_the_profile_says_is_told_apart() -> None:
+    of = law(seen("decode", 1.2, 0.001, 0.0003))
+    assert of("decode", ALL, 0, 0.01, 0) == pytest.approx(1.2 + 0.1)
+    assert of("decode", ALL, 0, 0.1, 0) == pytest.approx(1.2 + 0.01)
+    assert of("decode", ALL, 0, 0.01, 20) == pytest.approx(1.2 + 0.1 + 0.6)
 
 
-def test_more_requests_never_make_a_step_faster() -> None:
-    found = learned(
-        [[*seen("decode", 1.4, decodes=1, steps=300), *seen("decode", 1.2, decodes=4, steps=300)]], HostTimes(), "here"
-    )
-    assert found.of("decode", ALL, 0, 0.01, 1) == found.of("decode", ALL, 0, 0.01, 9) == pytest.approx(1.3)
+def test_what_was_seen_seldom_is_as_what_is_most_like_it() -> None:
+    of = law([*seen("decode", 1.5), *seen("decode", 1.1, units=8, steps=LEAST_LIKE - 1), *seen("mixed", 9.0, steps=1)])
+    assert of("decode", ALL, 0, 0.01, 3) == pytest.approx(1.5)
+    assert 1.1 < of("decode", 8, 0, 0.01, 3) == of("decode", 64, 68, 0.01, 3) < 1.5  # as decodes
+    assert 1.1 < of("mixed", ALL, 0, 0.01, 3) == of("prefill", ALL, 0, 0.01, 3) < 1.6  # as everything
 
 
-def test_what_was_seen_seldom_does_not_count_by_itself() -> None:
-    few = seen("decode", 1.5, 0.02, steps=LEAST_TIMES - 1)
-    together = (31 * 1.5 * 0.02 + 100 * 1.2 * 0.01) / (31 * 0.02 + 100 * 0.01)
-    assert learned([[*seen("decode", 1.2), *few]], HostTimes(), "here").of("decode", ALL, 0, 0.02, 4) == pytest.approx(together)
+def test_nothing_is_faster_in_a_server_than_in_its_profile() -> None:
+    assert law(seen("decode", 0.8))("decode", ALL, 0, 0.01, 3) == 1.0
+
+
+def test_a_server_that_has_hardly_worked_teaches_nothing() -> None:
     with pytest.raises(ConfigError, match=r"here: .* learned from 31 steps, which is too few"):
-        learned([few], HostTimes(), "here")
+        law(seen("decode", steps=LEAST_TIMES - 1))
 
 
 def test_a_server_that_was_slower_than_the_other_stays_so_in_the_pace() -> None:
