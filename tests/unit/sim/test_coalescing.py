@@ -12,8 +12,9 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from pdmux_ray.config import AppConfig
-from pdmux_ray.costs.device import DeviceModel, Slower
+from pdmux_ray.costs.device import DeviceModel, HostTimes, Slower
 from pdmux_ray.costs.gpu import H200, LLAMA_8B, device_model
+from pdmux_ray.costs.pace import Pace
 from pdmux_ray.engine.engine import Engine
 from pdmux_ray.engine.timeline import Step
 from pdmux_ray.metrics.lifeline import Ending
@@ -31,7 +32,9 @@ MODES = (*LANES, "chunked", "prefill_first")
 PAUSES_S = (0.0, 0.0031, 0.11, 0.73, 2.1)
 CONTEXT = 240  # tokens; some of the requests ask for more
 SLOWER = Slower(decode=1.3, prefill=0.9)  # than instances that learn were told
-SCATTERED = (0.8, 1.0, 1.7)  # times of steps as a server's were
+SCATTERED = (0.8, 1.0, 1.7)  # times as long as in the mean, for a tenth of a second's work each
+PACE = Pace((0.0, 0.08, 0.18), (0.0, 0.1, 0.2), 0.35, 0.3)
+NO_HOST, HOST = HostTimes(), HostTimes(0.0007, 0.0013)
 
 Turns = list[tuple[int, int, int, float]]
 """(who, how long by now, tokens of the answer, seconds since the turn before): the prompts of one begin alike."""
@@ -50,7 +53,8 @@ class Case:
     timeout_s: float = 600.0
     refusing: bool = False  # whose first token would be late
     spread: float = 0.0
-    residuals: tuple[float, ...] = ()
+    pace: Pace | None = None
+    host: HostTimes = NO_HOST
     learning: bool = False
     placing: bool = False  # a controller gives instances other roles, as soon as it can
 
@@ -73,7 +77,7 @@ class Case:
     @property
     def device(self) -> DeviceModel:
         model = replace(device_model(H200, LLAMA_8B, 4), slower=SLOWER) if self.learning else device()
-        return replace(model, layout=replace(model.layout, pages=self.pages), residuals=self.residuals)
+        return replace(model, layout=replace(model.layout, pages=self.pages), pace=self.pace, host=self.host)
 
     @property
     def planned(self) -> list[PlannedRequest]:
@@ -117,7 +121,8 @@ cases = st.builds(
     timeout_s=st.sampled_from([0.2, 600.0]),
     refusing=st.booleans(),
     spread=st.sampled_from([0.0, 0.05]),
-    residuals=st.sampled_from([(), SCATTERED]),
+    pace=st.sampled_from([None, PACE]),
+    host=st.sampled_from([NO_HOST, HOST]),
     learning=st.booleans(),
     placing=st.booleans(),
 )
@@ -152,7 +157,7 @@ def is_learned(run: Run) -> bool:
 
 
 def steps_are_scattered(run: Run) -> bool:
-    """As the residuals say."""
+    """As the pace says."""
     ratios = {round((step.end_s - step.begin_s) / step.predicted_s, 3) for step in decodes(run) if step.predicted_s}
     return ratios >= set(SCATTERED)
 
@@ -184,7 +189,7 @@ EXAMPLES: Sequence[tuple[str, Case]] = (
     ("a prompt is too long", Case([*TWO, (1, CONTEXT, 1, 0.0)])),
     ("a deadline passes", Case([*ALONE, (1, 10, 90, 0.11)], timeout_s=0.4)),
     ("a deadline passes", Case([*CROWD[:2], *ALONE], (1, 1, 0), "remote", timeout_s=0.4)),
-    ("steps are scattered", Case(TWO, residuals=SCATTERED)),
+    ("steps are scattered", Case(TWO, pace=PACE)),
     ("predictions are learned", Case(TWO, learning=True)),
     ("predictions are learned", Case(LASTING[:4], (0, 2, 0), mode="time_shared", learning=True)),
 )
