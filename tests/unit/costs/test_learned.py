@@ -11,7 +11,7 @@ from pdmux_ray.clock import VirtualClock
 from pdmux_ray.costs.device import HostTimes
 from pdmux_ray.costs.gpu import H200, LLAMA_8B, parameters
 from pdmux_ray.costs.learned import LEAST_LIKE, LEAST_TIMES, Seen, learned, pauses, read
-from pdmux_ray.engine.timeline import Arrival, PrefillBlock, Step
+from pdmux_ray.engine.timeline import Arrival, PrefillBlock, Record, Step
 from pdmux_ray.errors import ConfigError
 from pdmux_ray.latency.correction import CorrectedCosts
 from pdmux_ray.latency.model import FittedCosts
@@ -96,7 +96,7 @@ def test_a_timeline_tells_by_how_much_when_and_what_the_host_takes(tmp_path: Pat
     found = read([tmp_path / "t.json"], BASE)
     mean = 1.3 * 1.2
     assert found.of("decode", ALL, 0, 0.006, 8) == pytest.approx(mean, rel=0.02)
-    assert found.host == HostTimes(pytest.approx(HOST_S, rel=0.02), pytest.approx(HOST_S, rel=0.02))
+    assert (found.host.step_s, found.host.lanes_s) == pytest.approx((HOST_S, HOST_S), rel=0.02)
     assert found.pace is not None
     begins_s = found.pace.begins_s
     assert len(begins_s) == 400
@@ -122,7 +122,7 @@ def test_a_timeline_of_a_server_without_a_profile_is_refused(tmp_path: Path) -> 
 def test_the_host_is_counted_before_what_it_launches_but_not_while_nobody_asks() -> None:
     decodes = ("decode_only", "chunked", "no_prefill", ALL, ALL, 8, 0, 0, 0.01, 0.02)
     block = ("split", "slack", ALL, 0, 1, 0, 4, 64, 0.01, 0.02)
-    records = [
+    records: list[Record] = [
         Step("step", 0, 1.0, 1.01, *decodes),
         Step("step", 0, 1.0103, 1.02, *decodes),
         PrefillBlock("block", 0, 1.0207, 1.03, *block),
@@ -130,4 +130,6 @@ def test_the_host_is_counted_before_what_it_launches_but_not_while_nobody_asks()
         Step("step", 0, 2.1, 2.11, *decodes),
     ]
     trace = chrome_trace([Source("one", ALL, records)], 3.0)
-    assert list(pauses(trace, "one")) == [(False, pytest.approx(0.0003)), (True, pytest.approx(0.0007))]
+    on_lanes, seconds = zip(*pauses(trace, "one"), strict=True)
+    assert on_lanes == (False, True)
+    assert seconds == pytest.approx((0.0003, 0.0007))
