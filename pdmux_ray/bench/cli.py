@@ -132,7 +132,7 @@ def add_server(group: argparse._ActionsContainer) -> None:
     slower = group.add_mutually_exclusive_group()
     text = "how many times as long steps take as predicted: a number, or decode=X,prefill=X,mixed=X; default 1"
     slower.add_argument("--slower", default="1", metavar="X", help=text)
-    text = "timelines of servers (`pdmux timeline URL --out FILE`): how much longer their steps took, when, and what the host took"
+    text = "timelines of servers (`pdmux timeline URL --out FILE`): how much longer steps took, when, and what the host took"
     slower.add_argument("--learned", type=Path, nargs="+", metavar="FILE", help=text)
     text = "of step times about their prediction, as the deviation of their log; default: what timeline or profile found, "
     group.add_argument("--spread", type=_share, metavar="X", help=text + "on a GPU 0.03")

@@ -89,7 +89,7 @@ LAW: dict[str, tuple[str, ...]] = {
         *("pdmux_ray.latency.features", "pdmux_ray.latency.correction", "pdmux_ray.latency.profile"),
         *("pdmux_ray.latency.identity", "pdmux_ray.latency.records", "pdmux_ray.latency.replay"),
         *("pdmux_ray.latency.nonneg", "numpy"),
-        *("pdmux_ray.metrics.trace", "pdmux_ray.policy.decisions", "pdmux_ray.model.context", "kv_transfer.layout"),
+        *("pdmux_ray.metrics.trace", "pdmux_ray.model.context", "kv_transfer.layout"),
     ),
     "pdmux_ray.sim": (  # never torch, never ray
         *(*BASE, "pdmux_ray.costs", "pdmux_ray.engine", "pdmux_ray.policy", "pdmux_ray.latency.model"),
