@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import islice, repeat
 from random import Random
 
 from pdmux_ray.clock import Clock
@@ -62,12 +63,15 @@ class CostDevice:
         """When decode steps by themselves would end that follow one another from `begin_s` on, each with contexts a token
         longer. Nothing is launched; `passed` is to be told how many of them have come to pass."""
         ends_s: list[float] = []
-        for step in range(alike.steps):
+        pace, host_s = self._pace, self._host.step_s
+        for factor in self._ahead(alike.steps):
             if begin_s >= alike.before_s:
                 break
             estimate = self._costs.decode(decodes, context_tokens, self.units, 0)
-            took_s = self._lasts_s(self._expected_s("decode", self.units, 0, estimate, decodes), begin_s, step)
-            ready_s = begin_s + (took_s + self._host.step_s)
+            took_s = self._expected_s("decode", self.units, 0, estimate, decodes) * factor
+            if pace is not None:
+                took_s = pace.lasts_s(self._pace_from_s + begin_s, took_s)
+            ready_s = begin_s + (took_s + host_s)
             begin_s += ready_s - begin_s  # as `collect` comes there, to the last bit
             context_tokens += decodes
             ends_s.append(begin_s)
@@ -120,20 +124,20 @@ class CostDevice:
         return self._took_s("decode", units, beside, estimate, decodes) + host_s
 
     def _took_s(self, kind: str, units: int, beside: int, estimate: Estimate, decodes: int) -> float:
-        took_s = self._lasts_s(self._expected_s(kind, units, beside, estimate, decodes), self._clock.now())
-        self.passed(1)
-        return took_s
+        expected_s = self._expected_s(kind, units, beside, estimate, decodes)
+        if self._pace is not None:
+            return self._pace.lasts_s(self._pace_from_s + self._clock.now(), expected_s)
+        return expected_s * (self._drawn.popleft() if self._drawn else self._draw())
 
     def _expected_s(self, kind: str, units: int, beside: int, estimate: Estimate, decodes: int) -> float:
         return estimate.predicted_s * self._slower.of(kind, units, beside, estimate.predicted_s, decodes)
 
-    def _lasts_s(self, expected_s: float, begin_s: float, ahead: int = 0) -> float:
-        """A step that begins then; so many others come before it."""
+    def _ahead(self, steps: int) -> Iterable[float]:
+        """What the times of so many steps are drawn to be, of what is expected. With a pace nothing is drawn."""
         if self._pace is not None:
-            return self._pace.lasts_s(self._pace_from_s + begin_s, expected_s)
-        while len(self._drawn) <= ahead:
-            self._drawn.append(self._draw())
-        return expected_s * self._drawn[ahead]
+            return repeat(1.0, steps)
+        self._drawn.extend([self._draw() for _ in range(steps - len(self._drawn))])
+        return islice(self._drawn, steps)
 
     def _draw(self) -> float:
         return self._rng.lognormvariate(0.0, self._spread) if self._spread else 1.0
