@@ -7,7 +7,7 @@ from hypothesis import settings
 
 FULL = 25  # of a property that says nothing itself
 
-settings.register_profile("quick", max_examples=8)
+settings.register_profile("quick", max_examples=5)
 settings.register_profile("full", max_examples=FULL)
 settings.register_profile("thorough", max_examples=500)
 settings.load_profile("quick")
