@@ -11,8 +11,7 @@ from pdmux_ray.costs.device import HostTimes
 from pdmux_ray.costs.pace import Pace
 from pdmux_ray.engine.timeline import Step
 from pdmux_ray.sim.fleet import Run, simulate
-
-from .fleets import config, device, stream
+from tests.unit.sim.fleets import config, device, stream
 
 STALL = Pace((0.0, 0.9), (0.0, 0.9), 1.0, 0.92)  # a fifth as fast for a tenth of each second
 
