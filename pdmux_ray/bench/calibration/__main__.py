@@ -4,8 +4,9 @@
 
 Each row is a closed loop that was measured: a model, GPUs, a framework, lengths and a concurrency, with mean TTFT and TPOT. It
 is simulated, and estimated by aiconfigurator itself. What frameworks add to their kernels' times is from rows that are not held
-out (`--fit` finds it again, in minutes, and uses it); held out are whole kinds of rows (a model on a GPU by a framework), about
-every third by a hash of its name. Rows that cannot be costed are counted with the reason. Exit code 1 when a limit is missed.
+out (`--fit` finds it again, in minutes, tells where it differs from what stands in `serving.py`, and uses it); held out are
+whole kinds of rows (a model on a GPU by a framework), about every third by a hash of its name. Rows that cannot be costed are
+counted with the reason. Exit code 1 when a limit is missed.
 """
 
 from __future__ import annotations
@@ -20,13 +21,12 @@ from pathlib import Path
 from statistics import median
 
 from pdmux_ray.bench.calibration.estimates import Estimate, Serving, raw, simulated
-from pdmux_ray.bench.calibration.rows import Row, UncostedError, read
-from pdmux_ray.bench.calibration.serving import SERVING, fit
+from pdmux_ray.bench.calibration.rows import SPLIT, Row, UncostedError, read
+from pdmux_ray.bench.calibration.serving import SERVING, TPOT_LIMIT, TTFT_LIMIT, differences, fit
 from pdmux_ray.device.cpu.cores import usable_cores
 from pdmux_ray.errors import ConfigError, PdmuxError
 from pdmux_ray.report import figures
 
-TTFT_LIMIT, TPOT_LIMIT = 0.25, 0.10  # of median errors, held out
 FILE = "calibration.jsonl"
 
 
@@ -138,19 +138,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"calibration: {figures.printable(str(error))}", file=sys.stderr)
         return 2
     print("\n".join(table(found)))
-    print(
-        f"\nMedian errors of {len(found):,} of {lines:,} rows. Limits, held out: TTFT {TTFT_LIMIT:.0%}, TPOT {TPOT_LIMIT:.0%}."
-    )
+    limits = f"Limits, held out ({SPLIT!r}): TTFT {TTFT_LIMIT:.0%}, TPOT {TPOT_LIMIT:.0%}."
+    print(f"\nMedian errors of {len(found):,} of {lines:,} rows. {limits}")
     for why, count in whys.most_common():
         print(f"Not costed: {count:,} rows, {why}")
     return 0 if holds(found) else 1
+
+
+def _fitted(rows: Sequence[Row]) -> Mapping[str, Serving]:
+    found = fit(rows, usable_cores(), lambda text: print(text, file=sys.stderr))
+    print("\n".join(differences(found)) or "The fit finds what stands in serving.py.", file=sys.stderr)
+    return found
 
 
 def _run(args: argparse.Namespace) -> tuple[list[Judged], Counter[str], int]:
     read_rows = read(args.table)
     whys = Counter(str(row) for _, row in read_rows if isinstance(row, UncostedError))
     rows = [row for _, row in read_rows if isinstance(row, Row)]
-    serving = fit(rows, usable_cores(), lambda text: print(text, file=sys.stderr)) if args.fit else SERVING
+    serving = _fitted(rows) if args.fit else SERVING
     found = judged(rows, serving, whys)
     if args.out:
         write(args.out, found)

@@ -16,6 +16,7 @@ Found = TypeVar("Found")
 GRAIN = 64  # tokens, to which contexts and passes are rounded
 MEMORY = {"vllm": "of_total", "sglang": "of_total", "trtllm": "of_free"}  # what a framework's share of it is a share of
 PASS_TOKENS = 8192
+RAW_TTFT, RAW_TPOT = 1.8, 1.08  # what aiconfigurator multiplies steps of engines that do one phase by
 PROBE = 1024  # tokens: a variant that has no times of such a prompt is none
 
 
@@ -116,27 +117,52 @@ def kernels(served: Served) -> Kernels:
 
 
 @dataclass(frozen=True, slots=True)
+class Added:
+    """What a framework takes besides its kernels, and of memory, which the database does not know. Seconds and factors; by
+    default nothing, and what is the frameworks' default."""
+
+    memory: float = 0.9  # of the GPU's that it uses (TensorRT-LLM: of what the weights leave)
+    reserved: float = 1.0  # of an answer's KV, when a request is admitted
+    layer_s: float = 0.0  # of the host, of a layer of a pass with prompts, whose kernels it launches one by one: the least time
+    pass_s: float = 0.0  # of the host, on top of such a pass
+    passes: float = 1.0  # times what the kernels of such a pass take
+    step_s: float = 0.0  # of the host, on top of a decode step
+    steps: float = 1.0  # times what a decode step's kernels take
+    short: float = 0.0  # of its places for requests, how many fewer it has than there are clients
+    accept_s: float = 0.0  # of its front for a request, one after the other
+    first_s: float = 0.0  # of a first token, besides: nobody else waits for that
+
+
+NOTHING = Added()
+
+
+@dataclass(frozen=True, slots=True)
 class EngineTimes:
-    """A `StepTimes` of kernels, with what the database does not know of a server: seconds of the host a pass, on top or as its
-    least time, and factors on what the kernels take. Raises UncostedError."""
+    """A `StepTimes` of kernels, with what is added. Raises UncostedError."""
 
     kernels: Kernels
-    host_s: float
-    adds: bool
-    passes: float
-    steps: float
+    layers: int
+    added: Added
 
     def decode_s(self, batch: int, context: int) -> float:
-        return self.steps * self.kernels.decode_s(batch, max(context // GRAIN * GRAIN, 1))
+        return self.added.step_s + self.added.steps * self.kernels.decode_s(batch, max(context // GRAIN * GRAIN, 1))
 
     def pass_s(self, new: int, prompt: int, batch: int, context: int) -> float:
-        seconds = self.passes * self.kernels.pass_s(max(new // GRAIN * GRAIN, 1), prompt, batch, context // GRAIN * GRAIN)
-        return self.host_s + seconds if self.adds else max(self.host_s, seconds)
+        seconds = self.kernels.pass_s(max(new // GRAIN * GRAIN, 1), prompt, batch, context // GRAIN * GRAIN)
+        return self.added.pass_s + max(self.layers * self.added.layer_s, self.added.passes * seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class Kv:
+    """Of a rank: tokens that its pool holds, and a token's bytes on each of its GPUs."""
+
+    tokens: float
+    token_bytes: float
 
 
 @cache
-def pool_tokens(served: Served, share: float) -> float:
-    """That a rank's KV pool holds, of so much of the memory. Raises UncostedError."""
+def kv(served: Served, share: float) -> Kv:
+    """With so much of the memory. Raises UncostedError."""
     from aiconfigurator_core.sdk.memory import estimate_kv_cache
 
     found = _tried(
@@ -149,7 +175,25 @@ def pool_tokens(served: Served, share: float) -> float:
             **engine(served).arguments,
         )
     )
-    return float(found["total_kv_size_tokens"])
+    return Kv(float(found["total_kv_size_tokens"]), float(found["kv_size_per_token_bytes"]))
+
+
+@cache
+def link_bytes_per_s(system: str) -> float:
+    """Of a GPU to another node's, in one direction, as aiconfigurator describes the system. Raises UncostedError."""
+    from aiconfigurator_core.sdk.perf_database import load_system_spec
+
+    return _tried(lambda: float(load_system_spec(system)["node"]["inter_node_bw"]))
+
+
+def raw_apart(prefill: Served, decode: Served, batch: int, prompt: int, output: int) -> tuple[float, float]:
+    """aiconfigurator's own estimate of TTFT and TPOT, in seconds, of engines that do one phase. Raises UncostedError."""
+    return _tried(
+        lambda: (
+            RAW_TTFT * float(engine(prefill).handle.predict_prefill_latency(1, prompt, 0)) / 1e3,
+            RAW_TPOT * float(engine(decode).handle.decode_step_latency(batch, prompt, output)) / 1e3,
+        )
+    )
 
 
 def raw_together(served: Served, batch: int, prompt: int, output: int) -> tuple[float, float]:
@@ -183,7 +227,9 @@ def _tried(call: Callable[[], Found]) -> Found:
         return call()
     except UncostedError:
         raise
-    except Exception as error:
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":  # of its Rust
+            raise
         text = (str(error).splitlines() or [""])[0].partition(" at /")[0][:110]
         raise UncostedError(f"aiconfigurator: {type(error).__name__}: {text}") from None
 

@@ -1,9 +1,13 @@
 """Both latencies of a measured row: simulated, and as aiconfigurator estimates them itself.
 
-The rows are closed loops (`sim.closed_loop`). Those with lengths of InferenceMAX are run by its published protocol: ten
+The rows are closed loops (`closed_loop.py`). Those with lengths of InferenceMAX are run by its published protocol: ten
 requests for each of the concurrency, all of it at once at the start, lengths uniform from 0.8 of the row's; on Blackwell SGLang
 told to look for new requests every 10 decode steps, from a concurrency of 16 on every 30. How others were run nobody says: as
-often, equal lengths, and the frameworks' defaults. A latency is the mean of all requests.
+often, and by the frameworks' defaults; with lengths as much apart, around those that are told, because requests of equal ones
+that begin at once stay in step for ever. A latency is the mean of all requests.
+
+Where prefills and decodes are apart, a prompt's KV goes from the GPUs that computed it to those that decode, each over its link
+to another node's, none of it before all is computed: the GPUs with more of it each are those that decide.
 """
 
 from __future__ import annotations
@@ -15,12 +19,15 @@ from statistics import fmean
 
 from pdmux_ray.bench.calibration.closed_loop import Fleet, Latencies, Loop, apart, together
 from pdmux_ray.bench.calibration.engines import (
+    NOTHING,
+    Added,
     EngineTimes,
     Served,
-    engine,
     facts,
     kernels,
-    pool_tokens,
+    kv,
+    link_bytes_per_s,
+    raw_apart,
     raw_together,
     served,
 )
@@ -29,26 +36,25 @@ from pdmux_ray.bench.calibration.rows import Group, Pool, Row, UncostedError
 ROUNDS = 10
 INFERENCE_MAX = ((1024, 1024), (1024, 8192), (8192, 1024))
 SHORTEST = 0.8
+SPREAD = 0.1  # of lengths, where nobody says what they were: as those
 LOOK_EVERY, BUSY, BUSY_LOOK_EVERY = 10, 16, 30
 HOPPER = ("h100_sxm", "h200_sxm")
 BUDGET, LARGE_BUDGET = 8192, 16_384  # prompt tokens of a pass, by default of all three frameworks; larger GPUs: twice
-RAW_TTFT, RAW_TPOT = 1.8, 1.08  # what aiconfigurator multiplies steps of engines that do one phase by
 
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """What a framework adds to the kernels' times. Seconds and factors."""
+    """How a framework serves, by its defaults, and what it adds to the kernels' times of models without and with experts."""
 
     mixes: bool  # a pass has prompts and decodes; else decodes wait
-    reserved: float  # of an answer's KV, when a request is admitted
-    memory: float  # of the GPU's that it uses (TensorRT-LLM: of what the weights leave)
-    adds: bool  # what the host takes comes on top of the kernels' time; else the longer one counts
-    layer_s: float  # of the host, of a layer of a pass with prompts: those are launched one by one
-    moe_layer_s: float  # where the layer has experts
-    passes: float  # times what the kernels of such a pass take
-    steps: float  # times what a decode step takes
-    moe_steps: float  # where layers have experts
-    first_s: float  # of a first token, besides
+    dense: Added = NOTHING
+    experts: Added = NOTHING
+
+    def added(self, experts: bool) -> Added:
+        return self.experts if experts else self.dense
+
+    def adding(self, experts: bool, added: Added) -> Serving:
+        return replace(self, experts=added) if experts else replace(self, dense=added)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +67,10 @@ def simulated(row: Row, serving: Mapping[str, Serving]) -> Estimate:
     """Raises UncostedError."""
     if row.framework not in serving:
         raise UncostedError(f"how {row.framework} serves is not known")
-    first_s, how = serving[row.framework].first_s, replace(serving[row.framework], first_s=0.0)
-    found = _together(row, row.together, how) if row.together else _apart(row, how)
-    return replace(found, ttft_s=found.ttft_s + first_s)
+    how = serving[row.framework]
+    added = how.added(has_experts(row))
+    found = _together(row, row.together, how, added) if row.together else _apart(row, how, added)
+    return replace(found, ttft_s=found.ttft_s + added.first_s)
 
 
 def raw(row: Row) -> Estimate:
@@ -73,20 +80,24 @@ def raw(row: Row) -> Estimate:
         return Estimate(*raw_together(served(row, row.together), batch, row.prompt, row.output))
     prefill, decode = _pools(row)
     batch = -(-row.concurrency // (decode.workers * decode.group.dp))
-    ttft_ms = engine(served(row, prefill.group)).handle.predict_prefill_latency(1, row.prompt, 0)
-    tpot_ms = engine(served(row, decode.group)).handle.decode_step_latency(batch, row.prompt, row.output)
-    return Estimate(RAW_TTFT * ttft_ms / 1e3, RAW_TPOT * tpot_ms / 1e3)
+    return Estimate(*raw_apart(served(row, prefill.group), served(row, decode.group), batch, row.prompt, row.output))
 
 
-def _together(row: Row, group: Group, how: Serving) -> Estimate:
+def has_experts(row: Row) -> bool:
+    """Raises UncostedError."""
+    return facts(served(row, row.together or _pools(row)[1].group).path).moe
+
+
+def _together(row: Row, group: Group, how: Serving, added: Added) -> Estimate:
     what = served(row, group)
-    return _run_together(what, how, _loop(row, how, -(-row.concurrency // group.dp), pool_tokens(what, how.memory)))
+    loop = _loop(row, how, added, -(-row.concurrency // group.dp), kv(what, added.memory).tokens)
+    return _run_together(what, replace(added, first_s=0.0), loop)
 
 
 @cache
-def _run_together(what: Served, how: Serving, loop: Loop) -> Estimate:
+def _run_together(what: Served, added: Added, loop: Loop) -> Estimate:
     """Rows that repeat others are not run again."""
-    return _means(together(_times(what, how), loop))
+    return _means(together(_times(what, added), loop))
 
 
 def _means(found: Latencies) -> Estimate:
@@ -95,13 +106,19 @@ def _means(found: Latencies) -> Estimate:
     return Estimate(fmean(found.ttft_s), fmean(found.tpot_s))
 
 
-def _apart(row: Row, how: Serving) -> Estimate:
+def _apart(row: Row, how: Serving, added: Added) -> Estimate:
     prefill, decode = _pools(row)
-    what = served(row, decode.group)
-    ranks = decode.workers * decode.group.dp
-    loop = _loop(row, how, row.concurrency, pool_tokens(what, how.memory) * ranks)
-    fleet = Fleet(prefill.workers * prefill.group.dp, ranks)
-    return _means(apart(_times(served(row, prefill.group), how), _times(what, how), loop, fleet))
+    sender, receiver = served(row, prefill.group), served(row, decode.group)
+    pool, ranks = kv(receiver, added.memory), decode.workers * decode.group.dp
+    token_bytes = max(kv(sender, added.memory).token_bytes, pool.token_bytes)
+    fleet = Fleet(prefill.workers * prefill.group.dp, ranks, token_bytes / link_bytes_per_s(row.system))
+    loop = _loop(row, how, added, row.concurrency, pool.tokens * ranks)
+    return _run_apart(sender, receiver, replace(added, first_s=0.0), loop, fleet)
+
+
+@cache
+def _run_apart(sender: Served, receiver: Served, added: Added, loop: Loop, fleet: Fleet) -> Estimate:
+    return _means(apart(_times(sender, added), _times(receiver, added), loop, fleet))
 
 
 def _pools(row: Row) -> tuple[Pool, Pool]:
@@ -110,18 +127,16 @@ def _pools(row: Row) -> tuple[Pool, Pool]:
     return row.prefill, row.decode
 
 
-def _loop(row: Row, how: Serving, concurrency: int, pool: float) -> Loop:
+def _loop(row: Row, how: Serving, added: Added, concurrency: int, pool: float) -> Loop:
     hopper, requests = row.system in HOPPER, ROUNDS * concurrency
     budget = BUDGET if hopper else LARGE_BUDGET
-    loop = Loop(row.prompt, row.output, concurrency, requests, budget, how.mixes, pool, how.reserved)
+    loop = Loop(row.prompt, row.output, concurrency, requests, budget, how.mixes, pool, added.reserved, accept_s=added.accept_s)
     if (row.prompt, row.output) not in INFERENCE_MAX:
-        return loop
+        return replace(loop, shortest=1 - SPREAD, longest=1 + SPREAD, slots=max(concurrency - int(added.short), 1))
     if row.framework != "sglang" or hopper:
         return replace(loop, shortest=SHORTEST)
     return replace(loop, shortest=SHORTEST, look_every=BUSY_LOOK_EVERY if row.concurrency >= BUSY else LOOK_EVERY)
 
 
-def _times(what: Served, how: Serving) -> EngineTimes:
-    known = facts(what.path)
-    layer_s, steps = (how.moe_layer_s, how.moe_steps) if known.moe else (how.layer_s, how.steps)
-    return EngineTimes(kernels(what), known.layers * layer_s, how.adds, how.passes, steps)
+def _times(what: Served, added: Added) -> EngineTimes:
+    return EngineTimes(kernels(what), facts(what.path).layers, added)
