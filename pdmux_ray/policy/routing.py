@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, assert_never
 
 from pdmux_ray.policy.decisions import RouteChoice, RouteReason, Unfit
 from pdmux_ray.policy.route_times import Prediction, predictions
@@ -177,15 +177,19 @@ def _by_rule(
 def _fetches(limits: RouteLimits, view: InstanceView, to_fetch: int) -> tuple[bool, RouteReason | None]:
     """The rule, and its reason; None when what counts is why the instance decodes."""
     decodes_only = view.role is Role.DECODE
-    if limits.policy == "local":
-        return False, None
-    if limits.policy == "remote":
-        return True, RouteReason.ALWAYS
-    if limits.policy == "predict":
-        return decodes_only, RouteReason.NO_MODEL
-    if to_fetch >= limits.threshold_tokens:
-        return True, RouteReason.LONG
-    return decodes_only, RouteReason.ALWAYS if decodes_only else RouteReason.SHORT
+    match limits.policy:
+        case "local":
+            return False, None
+        case "remote":
+            return True, RouteReason.ALWAYS
+        case "predict":
+            return decodes_only, RouteReason.NO_MODEL
+        case "threshold":
+            if to_fetch >= limits.threshold_tokens:
+                return True, RouteReason.LONG
+            return decodes_only, RouteReason.ALWAYS if decodes_only else RouteReason.SHORT
+        case _:
+            assert_never(limits.policy)
 
 
 def _least_loaded(ask: RouteAsk, fit: Sequence[InstanceView], rng: Random) -> RouteChoice:

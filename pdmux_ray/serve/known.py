@@ -6,6 +6,7 @@ Knows nothing of ray, lines or clocks: the simulator's gateway uses the same rul
 from __future__ import annotations
 
 from bisect import insort
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -16,6 +17,12 @@ LOAD_PERIOD_S = 0.1  # figures of a load that changes are no older, also when no
 HEARTBEAT_S = 1.0  # and in any case an instance says something so often
 SHOWN_S = 0.05  # a prompt shows in the figures of who prefills it from so long on
 SHOWN_THERE_S = 0.25  # and when it comes there by way of another instance
+
+
+def peers_of(roles: Mapping[str, Role | None]) -> dict[str, frozenset[str]]:
+    """From whom KV can be had, of each instance whose role is known: whoever decodes has it from those that prefill."""
+    prefills = frozenset(name for name, role in roles.items() if role is Role.PREFILL)
+    return {name: frozenset() if role is Role.PREFILL else prefills for name, role in roles.items() if role is not None}
 
 
 class Promise(NamedTuple):

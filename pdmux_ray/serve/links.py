@@ -19,7 +19,7 @@ from pdmux_ray.policy.routing import FitnessLimits, unfit
 from pdmux_ray.policy.views import InstanceView
 from pdmux_ray.serve import wire
 from pdmux_ray.serve.channel import Line
-from pdmux_ray.serve.known import Promises, Standing, view_of
+from pdmux_ray.serve.known import Promises, Standing, peers_of, view_of
 from pdmux_ray.serve.mailbox import Mailbox
 from pdmux_ray.serve.placer import Seen
 from pdmux_ray.serve.router import Candidate, Device, Router, bandwidth_of
@@ -272,11 +272,9 @@ class Links:
 
     def _introduce(self) -> None:
         """Tells those that decode from whom KV can be had, so that they are linked before a request needs it."""
-        links = self.by_id.values()
-        peers = {link.instance_id: link.kv_address for link in links if link.role is Role.PREFILL and link.kv_address}
-        for link in links:
-            if link.role is not None and link.kv_address:
-                link.line.name_peers({} if link.role is Role.PREFILL else peers)
+        addresses = {link.instance_id: link.kv_address for link in self.by_id.values() if link.kv_address}
+        for name, peers in peers_of({name: self.by_id[name].role for name in addresses}).items():
+            self.by_id[name].line.name_peers({peer: addresses[peer] for peer in sorted(peers)})
 
     def _summary(self) -> str:
         if not self.by_id:

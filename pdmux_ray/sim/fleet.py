@@ -22,13 +22,14 @@ from pdmux_ray.engine.timeline import KEPT
 from pdmux_ray.errors import IntegrityError
 from pdmux_ray.metrics.lifeline import Lifeline
 from pdmux_ray.policy.decisions import RouteChoice
+from pdmux_ray.serve.known import peers_of
 from pdmux_ray.serve.router import Device, Router, RouterSettings, one_pass_tokens
 from pdmux_ray.sim.events import Turn, World
 from pdmux_ray.sim.gateway import SimGateway
 from pdmux_ray.sim.instance import SimInstance, Surroundings
 from pdmux_ray.sim.placement import Fleet, Look, SimPlacement
 from pdmux_ray.sim.transfers import Transfers
-from pdmux_ray.types import ModelFacts, Role
+from pdmux_ray.types import ModelFacts
 from pdmux_ray.workload.requests import Planned, PlannedRequest
 
 LINE_S = 0.5e-3  # of a message between gateway and instance
@@ -115,10 +116,8 @@ def _look(world: World, gateway: SimGateway, watch: Watch) -> None:
 
 
 def _link(instances: Sequence[SimInstance], transfers: Transfers) -> None:
-    prefills = sorted(instance.name for instance in instances if instance.role is Role.PREFILL)
-    for instance in instances:
-        if instance.role is not Role.PREFILL:
-            transfers.link(instance.name, prefills)
+    for name, peers in peers_of({instance.name: instance.role for instance in instances}).items():
+        transfers.link(name, sorted(peers))
 
 
 def _arrivals(world: World, gateway: SimGateway, coming: Iterator[PlannedRequest]) -> None:

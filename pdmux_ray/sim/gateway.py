@@ -12,7 +12,7 @@ from pdmux_ray.engine.pages import Hashed
 from pdmux_ray.errors import PdmuxError
 from pdmux_ray.metrics.lifeline import Lifeline
 from pdmux_ray.policy.decisions import RouteChoice
-from pdmux_ray.serve.known import Promises, Standing, view_of
+from pdmux_ray.serve.known import Promises, Standing, peers_of, view_of
 from pdmux_ray.serve.router import Candidate, Device, Router, bandwidth_of
 from pdmux_ray.sim.events import World
 from pdmux_ray.sim.instance import FIGURES_PERIOD_S, SimInstance
@@ -71,10 +71,9 @@ class SimGateway:
         self._world.after(FIGURES_PERIOD_S, partial(self._hear_writes, transfers))
 
     def take_roles(self, roles: Mapping[str, Role]) -> None:
-        """Of all instances. KV can be had from those that prefill."""
-        peers = frozenset(name for name, role in roles.items() if role is Role.PREFILL)
-        for name, role in roles.items():
-            self._known[name].standing = Standing(name, role, peers - {name})
+        """Of all instances."""
+        for name, peers in peers_of(roles).items():
+            self._known[name].standing = Standing(name, roles[name], peers)
 
     def hear(self, name: str, load: Load, events: Sequence[TokenEvent]) -> None:
         """News as they leave an instance."""

@@ -10,6 +10,7 @@ from pdmux_ray.config import AppConfig
 from pdmux_ray.costs.device import DeviceModel
 from pdmux_ray.policy.decisions import PlacementPlan
 from pdmux_ray.policy.demand import FleetFigures
+from pdmux_ray.serve.known import peers_of
 from pdmux_ray.serve.placer import Placer, Seen
 from pdmux_ray.serve.sources import Window
 from pdmux_ray.sim.events import World
@@ -83,14 +84,10 @@ class SimPlacement:
         )
 
     def _take_role(self, name: str, role: Role) -> None:
-        """Whoever decodes is linked to those that prefill."""
-        instances = self._fleet.instances
-        for instance in instances:
+        for instance in self._fleet.instances:
             if instance.name == name:
                 instance.role = role
-        prefills = sorted(instance.name for instance in instances if instance.role is Role.PREFILL)
-        for instance in instances:
-            if instance.role is not Role.PREFILL:
-                self._fleet.transfers.link(instance.name, [peer for peer in prefills if peer != instance.name])
-        roles = {instance.name: instance.role for instance in instances}
+        roles = {instance.name: instance.role for instance in self._fleet.instances}
+        for one, peers in peers_of(roles).items():
+            self._fleet.transfers.link(one, sorted(peers))
         self._fleet.world.after(self._line_s, partial(self._fleet.gateway.take_roles, roles))

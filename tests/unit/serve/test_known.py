@@ -3,7 +3,7 @@ from __future__ import annotations
 import math
 
 from pdmux_ray.policy.views import Queued
-from pdmux_ray.serve.known import SHOWN_S, SHOWN_THERE_S, Promises, Standing, view_of
+from pdmux_ray.serve.known import SHOWN_S, SHOWN_THERE_S, Promises, Standing, peers_of, view_of
 from pdmux_ray.types import Load, Role
 
 STANDING = Standing("i", Role.DECODE, frozenset({"p"}))
@@ -26,6 +26,12 @@ def promised(*made: tuple[int, float], there: bool = False) -> Promises:
     for tokens, left_s in made:
         promises.make(tokens, 0.0, left_s, there)
     return promises
+
+
+def test_whoever_decodes_has_kv_from_those_that_prefill_and_who_is_not_known_yet_from_nobody() -> None:
+    roles = {"p": Role.PREFILL, "q": Role.PREFILL, "d": Role.DECODE, "m": Role.MUX, "new": None}
+    both = frozenset({"p", "q"})
+    assert peers_of(roles) == {"p": frozenset(), "q": frozenset(), "d": both, "m": both}
 
 
 def test_a_promise_counts_until_figures_must_show_it() -> None:
