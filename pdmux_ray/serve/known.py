@@ -49,6 +49,8 @@ class Promises:
 
     def heard(self, tokens: int, now: float) -> None:
         """So many tokens are left to prefill there, by figures that come now. Forgets what must be done."""
+        if not self._made:  # so it is with most figures
+            return
         kept = []
         for promise in reversed(self._made):
             if promise.shown_s >= now:

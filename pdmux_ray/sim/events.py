@@ -42,10 +42,11 @@ class World:
     def run(self, done: Callable[[], bool], limit_s: float = math.inf) -> bool:
         """Lets events happen until `done`, which is asked after each one. False when nothing is planned before `limit_s` any
         more."""
+        planned, pop = self._planned, heapq.heappop
         while not done():
-            if not self._planned or self._planned[0][0] > limit_s:
+            if not planned or planned[0][0] > limit_s:
                 return False
-            self._now_s, _, _, act = heapq.heappop(self._planned)
+            self._now_s, _, _, act = pop(planned)
             self.happened += 1
             act()
         return True
