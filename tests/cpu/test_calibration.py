@@ -40,6 +40,7 @@ APART = replace(TOGETHER, together=None, prefill=Pool(GROUP, 2), decode=Pool(GRO
     [
         {"system": "h999"},
         {"model": "nobody/knows-1b"},
+        {"model": "mistralai/Mixtral-8x7B-v0.1"},
         {"framework": "own"},
         {"together": Group(7, 1, 1, 1)},
         {"together": Group(1024, 9, 3, 5)},

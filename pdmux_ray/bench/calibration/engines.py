@@ -79,10 +79,11 @@ class Facts:
 
 @cache
 def facts(path: str) -> Facts:
+    """Raises UncostedError."""
     from aiconfigurator_core.sdk.models import check_is_moe
     from aiconfigurator_core.sdk.utils import get_model_config_from_model_path
 
-    return Facts(int(get_model_config_from_model_path(path)["layers"]), bool(check_is_moe(path)))
+    return _tried(lambda: Facts(int(get_model_config_from_model_path(path)["layers"]), bool(check_is_moe(path))))
 
 
 class Kernels:
@@ -236,14 +237,17 @@ def _tried(call: Callable[[], Found]) -> Found:
 
 @cache
 def shapes() -> dict[str, str]:
-    """The models whose config.json aiconfigurator brings, by their plain names. Raises ConfigError when it is not installed."""
+    """The models whose config.json aiconfigurator brings and reads there, by their plain names: of others it asks a hub. Raises
+    ConfigError when it is not installed."""
     check_installed()
+    from aiconfigurator_core.sdk.common import DefaultHFModels
+
     suffix, names = "_config.json", dict[str, str]()
     for file in files("aiconfigurator_core").joinpath("model_configs").iterdir():
         if file.name.endswith(suffix) and "_hf_quant" not in file.name:
             path = file.name.removesuffix(suffix).replace("--", "/")
             plain = plain_name(path)
-            if plain not in names or len(path) < len(names[plain]):
+            if path in DefaultHFModels and (plain not in names or len(path) < len(names[plain])):
                 names[plain] = path
     return names
 

@@ -26,6 +26,7 @@ ENDINGS = ("-static-pertensor", "-fp8", "-nvfp4", "-fp4", "-instruct")
 SAME = {"deepseek-r1": "deepseek-v3", "deepseek-v3.1": "deepseek-v3"}
 SYSTEMS = {"h100": "h100_sxm", "h200": "h200_sxm", "b200": "b200_sxm", "b300": "b300_sxm", "a100": "a100_sxm"}
 FRAMEWORKS = {"tensorrt-llm": "trtllm", "tensorrt_llm": "trtllm", "trt-llm": "trtllm"}
+PRECISIONS = {"bf16": "bfloat16", "fp4": "nvfp4"}
 MOST = 2**20  # tokens of a prompt or an answer, requests at once, GPUs: a line with more is a mistake
 
 
@@ -177,8 +178,8 @@ def _row(name: str, line: _Line) -> Row:
         system=SYSTEMS.get(system, system),
         framework=FRAMEWORKS.get(framework, framework),
         precision=line.of("precision"),
-        gemm=line.of("gemm_quant_mode"),
-        moe=line.of("moe_quant_mode"),
+        gemm=_precision(line.of("gemm_quant_mode")),
+        moe=_precision(line.of("moe_quant_mode")),
         prompt=_tokens(line, "isl"),
         output=_tokens(line, "osl"),
         concurrency=concurrency,
@@ -188,6 +189,10 @@ def _row(name: str, line: _Line) -> Row:
         ttft_s=line.number("silicon_ttft_ms") / 1e3,
         tpot_s=line.number("silicon_tpot_ms") / 1e3,
     )
+
+
+def _precision(text: str) -> str:
+    return PRECISIONS.get(text.lower(), text.lower())
 
 
 def _is_together(line: _Line) -> bool:

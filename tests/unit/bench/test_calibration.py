@@ -148,6 +148,11 @@ def test_a_line_that_cannot_be_costed_says_why(tmp_path: Path, line: dict[str, s
     assert why in str(found)
 
 
+def test_precisions_have_the_database_s_names(tmp_path: Path) -> None:
+    found = row(tmp_path, gemm_quant_mode="BF16", moe_quant_mode="fp4")
+    assert (found.gemm, found.moe) == ("bfloat16", "nvfp4")
+
+
 def test_a_table_of_another_file_may_lack_what_has_a_default_and_write_names_as_it_likes(tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
     columns = ("model_path", "system", "backend", "isl", "osl", "concurrency", "tp_size", "silicon_ttft_ms", "silicon_tpot_ms")
