@@ -38,6 +38,7 @@ from pdmux_ray.bench.load.provenance import provenance
 from pdmux_ray.bench.load.session import Session
 from pdmux_ray.bench.scaled_work import MAX_CONTEXT
 from pdmux_ray.bench.settings import START_S, YARDSTICK, served, start_s
+from pdmux_ray.bench.study_rates import ABOVE, LEVEL, rates
 from pdmux_ray.bench.timeline import Fetched
 from pdmux_ray.errors import ConfigError, PdmuxError
 from pdmux_ray.metrics.goodput import Slo
@@ -54,7 +55,7 @@ CALIBRATION_CONCURRENCY = 8
 CALIBRATION_S = 12.0  # of a shape, for the forecast
 LEAST_SECONDS, MOST_SECONDS = 4.0, 25.0  # of arrivals of a run
 REQUESTS = 40  # that a run has at least, where MOST_SECONDS allow them
-LEAST_RPS = grid.decisive(ATTAINMENT) / MOST_SECONDS  # at a lower rate one run cannot show that it holds
+LEAST_RPS = grid.decisive(ATTAINMENT, LEVEL) / MOST_SECONDS  # at a lower rate one run cannot show that it holds
 LEAST_PROBES = 2  # rates that a search tries, whatever the time
 MOST_RUNS = 3  # of a rate in one search
 USUAL_RUNS = 5  # of a search
@@ -124,8 +125,8 @@ def read_shares(text: str) -> tuple[float, ...]:
         shares = tuple(sorted({float(share) for share in text.split(",")}))
     except ValueError:
         shares = ()
-    if not shares or not 0 < shares[0] <= shares[-1] <= grid.ABOVE:
-        raise ConfigError(f"--shares {text!r}: they are numbers over 0 and at most {grid.ABOVE:g}, such as 0.4,0.7.")
+    if not shares or not 0 < shares[0] <= shares[-1] <= ABOVE:
+        raise ConfigError(f"--shares {text!r}: they are numbers over 0 and at most {ABOVE:g}, such as 0.4,0.7.")
     return shares
 
 
@@ -216,7 +217,7 @@ class Study:
         if shares := self.extent.shares:
             shape.rates = [float(f"{carried_rps * share:.2g}") for share in shares]
         else:
-            shape.rates = grid.rates(carried_rps, LEAST_RPS)
+            shape.rates = rates(carried_rps, LEAST_RPS)
             shape.guess = grid.nearest(shape.rates, FIRST_GUESS * carried_rps)
         self._print(
             f"{shape.workload.name}: {carried_rps:.2g} requests/s with {CALIBRATION_CONCURRENCY} at once; rates from "
@@ -303,7 +304,7 @@ class Study:
             earlier = sum(record.rate == rate for record in session.records)
             summary = conductor.run(session, target, rate, earlier)
             good = next((point.good for point in session.points() if point.rate_rps == rate), ())
-            clear = grid.clearly(sum(good), len(good), ATTAINMENT) is not None
+            clear = grid.clearly(sum(good), len(good), ATTAINMENT, LEVEL) is not None
             if not summary.invalid and (clear or time.monotonic() + run_s > until_s):
                 break
         share = sum(good) / len(good) if good else summary.good_fraction

@@ -14,7 +14,7 @@ from pdmux_ray.costs.catalog import Costs, device_of
 from pdmux_ray.costs.device import DeviceModel
 from pdmux_ray.costs.gpu import SHAPES
 from pdmux_ray.costs.profiled import profiled
-from pdmux_ray.costs.sm_share import Assumptions, assumptions, scaled
+from pdmux_ray.costs.sm_share import Assumptions, Concern, assumptions, concern, scaled
 from pdmux_ray.device.cpu.cores import usable_cores
 from pdmux_ray.errors import ConfigError
 from pdmux_ray.latency.profile import read as read_profile
@@ -26,7 +26,7 @@ from pdmux_ray.sim.fleet import SPREAD
 from pdmux_ray.tune.candidates import Candidate, Kind, Space
 from pdmux_ray.tune.estimate import Work, work
 from pdmux_ray.tune.search import FIRST, Variant
-from pdmux_ray.tune.served import HUB, MAX_BATCH, Servers, base_settings
+from pdmux_ray.tune.served import MAX_BATCH, Servers, base_settings
 from pdmux_ray.tune.trial import Changes, Setting
 from pdmux_ray.types import Mode
 from pdmux_ray.workload.arrivals import Arrivals
@@ -105,7 +105,7 @@ class Plan:
         fresh = _fresh(setting, workload)
         notes = [*_notes(setting, space, devices), _confirmed_on(setting, fresh), *left_out, *workload.description]
         notes += _too_short(setting.requests, FIRST * best_rps, _seconds(slo, lengths))
-        servers, count = Servers(None if args.profile else args.model, _on_gpu(args)), args.workers or usable_cores()
+        servers, count = Servers(None if args.profile else SHAPES[args.model], _on_gpu(args)), args.workers or usable_cores()
         notes.append(f"{count} runs at once (--workers): what is tried, and when it is given up, depends on it.")
         return cls(space, setting, fresh, servers, count, works, assume, args.sensitivity, notes)
 
@@ -121,15 +121,19 @@ class Plan:
         return found
 
 
+def _matters(name: str, candidates: Sequence[Candidate]) -> bool:
+    match concern(name):
+        case Concern.GROUPS:
+            return any(candidate.topology.tp > 1 for candidate in candidates)
+        case Concern.TRANSFERS:
+            return any(candidate.topology.prefill for candidate in candidates)
+        case Concern.ALL:
+            return True
+
+
 def _variant(name: str, value: float, factor: float) -> Variant:
     changed = scaled(name, value, factor)
     return Variant(name, f"{changed:.3g}", Changes(assume=((name, changed),)))
-
-
-def _matters(name: str, candidates: Sequence[Candidate]) -> bool:
-    if name.startswith("allreduce"):
-        return any(candidate.topology.tp > 1 for candidate in candidates)
-    return name != "link" or any(candidate.topology.prefill for candidate in candidates)
 
 
 def _slo(text: str) -> Slo:
@@ -172,9 +176,12 @@ def _setting(
         if args.model not in SHAPES:
             raise ConfigError(f"--model: there is no shape {args.model!r}. Give one of {', '.join(SHAPES)}; or a --profile.")
         assumed = assumptions(args.assume)
-        base, context_length = base_settings(args.checkpoint or HUB[args.model], slo), SHAPES[args.model].context_length
+        base, context_length = base_settings(args.checkpoint or SHAPES[args.model].hub, slo), SHAPES[args.model].context_length
         devices = GpuDevices(args.gpu, args.model, args.costs or "roofline", assumed)
-        assume = {field.name: getattr(assumed, field.name) for field in fields(assumed)}
+        names = [field.name for field in fields(assumed)]
+        if devices.costs == "silicon":  # sums over a group are measured
+            names = [name for name in names if concern(name) is not Concern.GROUPS]
+        assume = {name: getattr(assumed, name) for name in names}
     spread = spread if args.spread is None else args.spread
     common = (slo, args.attainment, base, devices, context_length, spread, args.line, args.drain, args.seed)
     return Setting(workload, arrivals, 0, 0, *common), assume

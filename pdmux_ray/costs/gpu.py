@@ -66,6 +66,7 @@ class GpuModel:
     """A dense decoder in bfloat16."""
 
     name: str
+    hub: str  # where its weights are
     parameters: float  # of its layers
     vocabulary: int
     layers: int
@@ -75,6 +76,7 @@ class GpuModel:
     head_dim: int
     context_length: int
     tied: bool = False  # the output head is the input embeddings
+    served: bool = True  # by this project's servers
 
     @property
     def weight_bytes(self) -> float:
@@ -98,13 +100,13 @@ A100 = Gpu("A100 SXM 80 GB", 108, 16, 312e12, 2.04e12, 80e9, 25e9, 300e9, _A100_
 A800 = Gpu("A800 SXM 80 GB", 108, 16, 312e12, 2.04e12, 80e9, 25e9, 200e9, _A100_SLOWER)
 GPUS = {"H200": H200, "H100": H100, "B200": B200, "A100": A100, "A800": A800}
 
-LLAMA_8B = GpuModel("Llama-3.1-8B", 6.98e9, 128_256, 32, 4096, 32, 8, 128, 131_072)
-LLAMA_70B = GpuModel("Llama-3.1-70B", 68.45e9, 128_256, 80, 8192, 64, 8, 128, 131_072)
-CODE_LLAMA_34B = GpuModel("CodeLlama-34B", 33.22e9, 32_000, 48, 8192, 64, 8, 128, 16_384)
-QWEN3_32B = GpuModel("Qwen3-32B", 31.21e9, 151_936, 64, 5120, 64, 8, 128, 40_960)
-OPT_13B = GpuModel("OPT-13B", 12.58e9, 50_272, 40, 5120, 40, 40, 128, 2048, tied=True)
-OPT_66B = GpuModel("OPT-66B", 65.23e9, 50_272, 64, 9216, 72, 72, 128, 2048, tied=True)
-OPT_175B = GpuModel("OPT-175B", 173.95e9, 50_272, 96, 12_288, 96, 96, 128, 2048, tied=True)
+LLAMA_8B = GpuModel("Llama-3.1-8B", "meta-llama/Llama-3.1-8B", 6.98e9, 128_256, 32, 4096, 32, 8, 128, 131_072)
+LLAMA_70B = GpuModel("Llama-3.1-70B", "meta-llama/Llama-3.1-70B", 68.45e9, 128_256, 80, 8192, 64, 8, 128, 131_072)
+CODE_LLAMA_34B = GpuModel("CodeLlama-34B", "codellama/CodeLlama-34b-hf", 33.22e9, 32_000, 48, 8192, 64, 8, 128, 16_384)
+QWEN3_32B = GpuModel("Qwen3-32B", "Qwen/Qwen3-32B", 31.21e9, 151_936, 64, 5120, 64, 8, 128, 40_960)
+OPT_13B = GpuModel("OPT-13B", "facebook/opt-13b", 12.58e9, 50_272, 40, 5120, 40, 40, 128, 2048, tied=True, served=False)
+OPT_66B = GpuModel("OPT-66B", "facebook/opt-66b", 65.23e9, 50_272, 64, 9216, 72, 72, 128, 2048, tied=True, served=False)
+OPT_175B = GpuModel("OPT-175B", "facebook/opt-175b", 173.95e9, 50_272, 96, 12_288, 96, 96, 128, 2048, tied=True, served=False)
 SHAPES = {
     "llama-8b": LLAMA_8B,
     "llama-70b": LLAMA_70B,

@@ -12,13 +12,39 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
+from enum import Enum
 from itertools import pairwise
 
 from pdmux_ray.errors import ConfigError
 from pdmux_ray.latency.model import SIZES_S, Contention, LaneModel, Parameters, bandwidth_at
 
 _LEVELS = 4  # units between two levels of a lane's terms
+
+
+class Nature(Enum):
+    """What a number is that cannot be 0, and how it is halved and doubled: `scaled`."""
+
+    OVER_ONE = "a bound over its prediction"
+    EFFICIENCY = "a share of what could be had"
+    QUOTIENT = "a quotient"
+
+
+class Concern(Enum):
+    """Which fleets an assumption makes a difference to."""
+
+    ALL = "all"
+    GROUPS = "instances of several GPUs"
+    TRANSFERS = "instances that send each other KV"
+
+
+_NATURE, _CONCERN = "nature", "concern"  # keys of a field's metadata
+
+
+def _assumed(default: float, nature: Nature | None = None, of: Concern = Concern.ALL) -> float:
+    """A field of `Assumptions`."""
+    found: float = field(default=default, metadata={_NATURE: nature, _CONCERN: of})
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,24 +72,24 @@ class Assumptions:
     overlap: float = 0.1  # of its time: what a lane loses when some SMs are the other's, too, besides half of those
     switch_s: float = 100e-6  # a change of the split
     host_s: float = 100e-6  # of a step or a block of layers, in which the GPU waits for the host
-    guard: float = 1.1  # a bound over its prediction
-    allreduce_s: float = 6e-6  # sum over the GPUs of a group, besides its bytes
-    allreduce_efficiency: float = 0.65  # of the link between them
-    link: float = 1.0  # of what the network between instances is said to carry
+    guard: float = _assumed(1.1, Nature.OVER_ONE)  # a bound over its prediction
+    allreduce_s: float = _assumed(6e-6, of=Concern.GROUPS)  # sum over the GPUs of a group, besides its bytes
+    allreduce_efficiency: float = _assumed(0.65, Nature.EFFICIENCY, Concern.GROUPS)  # of the link between them
+    link: float = _assumed(1.0, Nature.QUOTIENT, Concern.TRANSFERS)  # of what the network between instances is said to carry
 
     def __post_init__(self) -> None:
         """Raises ConfigError."""
-        for key, value in asdict(self).items():
+        for one in fields(self):
+            value, nature = getattr(self, one.name), one.metadata.get(_NATURE)
             if not 0 <= value <= 100:
-                raise ConfigError(f"--assume {key}={value:g}: give a number from 0 to 100.")
-        for key in ("guard", "allreduce_efficiency", "link"):
-            if not getattr(self, key):
-                raise ConfigError(f"--assume {key}=0: give more than 0.")
+                raise ConfigError(f"--assume {one.name}={value:g}: give a number from 0 to 100.")
+            if nature is not None and not value:
+                raise ConfigError(f"--assume {one.name}=0: give more than 0.")
 
 
 def assumptions(changes: Sequence[str]) -> Assumptions:
     """The defaults but for KEY=VALUE, of each. Raises ConfigError."""
-    known = [field.name for field in fields(Assumptions)]
+    known = [one.name for one in fields(Assumptions)]
     found = {}
     for change in changes:
         key, _, value = change.partition("=")
@@ -77,9 +103,24 @@ def assumptions(changes: Sequence[str]) -> Assumptions:
 
 
 def scaled(name: str, value: float, factor: float) -> float:
-    """An assumption halved, doubled and so on: of `guard` the part above 1; an efficiency is 1 at most."""
-    changed = 1 + (value - 1) * factor if name == "guard" else value * factor
-    return min(changed, 1.0) if name == "allreduce_efficiency" else changed
+    """An assumption halved, doubled and so on: of a bound the part above 1; an efficiency is 1 at most."""
+    match _METADATA[name].get(_NATURE):
+        case Nature.OVER_ONE:
+            return 1 + (value - 1) * factor
+        case Nature.EFFICIENCY:
+            return min(value * factor, 1.0)
+        case _:
+            return value * factor
+
+
+def concern(name: str) -> Concern:
+    """What an assumption is of. Of what is not assumed of a GPU: of everything."""
+    found = _METADATA[name].get(_CONCERN, Concern.ALL)
+    assert isinstance(found, Concern)
+    return found
+
+
+_METADATA = {one.name: one.metadata for one in fields(Assumptions)}
 
 
 @dataclass(frozen=True, slots=True)

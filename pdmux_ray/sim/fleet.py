@@ -29,7 +29,7 @@ from pdmux_ray.sim.gateway import SimGateway
 from pdmux_ray.sim.instance import SimInstance, Surroundings
 from pdmux_ray.sim.placement import Fleet, Look, SimPlacement
 from pdmux_ray.sim.transfers import Transfers
-from pdmux_ray.types import ModelFacts
+from pdmux_ray.types import ModelFacts, Role
 from pdmux_ray.workload.requests import Planned, PlannedRequest
 
 LINE_S = 0.5e-3  # of a message between gateway and instance
@@ -55,6 +55,7 @@ class Run:
     choices: Sequence[RouteChoice]
     looks: Sequence[Look]  # of the placement controller, where there is one
     engines: dict[str, Engine]  # by instance, for their counters and timelines
+    roles: dict[str, Role]  # by instance, at the end
     events: int  # that happened
 
 
@@ -139,5 +140,6 @@ def _run(gateway: SimGateway, instances: Sequence[SimInstance], looks: Sequence[
         [sent.choice for sent in gateway.sent.values()],
         looks,
         {instance.name: instance.engine for instance in instances},
+        {instance.name: instance.role for instance in instances},
         events,
     )

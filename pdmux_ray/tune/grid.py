@@ -10,18 +10,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-STEP = 1.12  # from one rate of the grid to the next
-BELOW, ABOVE = 0.05, 2.5  # of the rate that makes the grid, which eight at once in prefill_first carry: its ends, about
-LEVEL = 0.1  # chance of so clear a result, on either side, where the share that is good is just the attainment
-
-
-def rates(carried_rps: float, least_rps: float) -> list[float]:
-    """Ascending, none under `least_rps`, at least one. Rounded to 3 digits, so that what is printed is what was offered."""
-    return ladder(max(BELOW * carried_rps, least_rps), ABOVE * carried_rps, STEP)
-
 
 def ladder(low_rps: float, high_rps: float, step: float) -> list[float]:
-    """From `low_rps` to below `high_rps`, each `step` times the one before; likewise rounded."""
+    """From `low_rps` to below `high_rps`, each `step` times the one before, at least one. Rounded to 3 digits, so that what is
+    printed is what was offered."""
     found, rate = list[float](), low_rps
     while rate < high_rps or not found:
         found.append(float(f"{rate:.3g}"))
@@ -61,7 +53,7 @@ class GridSearch:
             self._stride *= 2
 
 
-def clearly(good: int, count: int, attainment: float, level: float = LEVEL) -> bool | None:
+def clearly(good: int, count: int, attainment: float, level: float) -> bool | None:
     """Whether `good` of `count` requests are clearly enough (True), clearly too few (False), or neither (None), by exact
     one-sided binomial tests: were each request good with the chance `attainment`, 0 to 1 exclusive, a count of misses so low,
     or so high, would come with a chance of at most `level`.
@@ -77,7 +69,7 @@ def clearly(good: int, count: int, attainment: float, level: float = LEVEL) -> b
     return None
 
 
-def decisive(attainment: float, level: float = LEVEL) -> int:
+def decisive(attainment: float, level: float) -> int:
     """The least requests that are clearly enough when all are good."""
     return math.ceil(math.log(level) / math.log(attainment))
 

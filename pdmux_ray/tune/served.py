@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from pdmux_ray.config import IMPORT_PATH
+from pdmux_ray.costs.gpu import GpuModel
 from pdmux_ray.metrics.dashboards.expected import Expected
 from pdmux_ray.metrics.goodput import Slo
 from pdmux_ray.tune.candidates import PREDICT, Candidate, Kind, merged
@@ -17,28 +18,19 @@ from pdmux_ray.types import ONE_PASS_MODES
 
 PROFILE = "serve.profile.json"  # beside the config
 MAX_BATCH = 512
-HUB = {  # shape -> where its weights are
-    "llama-8b": "meta-llama/Llama-3.1-8B",
-    "llama-70b": "meta-llama/Llama-3.1-70B",
-    "codellama-34b": "codellama/CodeLlama-34b-hf",
-    "qwen3-32b": "Qwen/Qwen3-32B",
-    "opt-13b": "facebook/opt-13b",
-    "opt-66b": "facebook/opt-66b",
-    "opt-175b": "opt-175b",
-}
 
 
 @dataclass(frozen=True, slots=True)
 class Servers:
     """Of this release, for one model."""
 
-    shape: str | None  # a key of HUB; None: a checkpoint that was profiled, so servers have it
+    shape: GpuModel | None  # None: a checkpoint that was profiled, so servers have it
     on_gpu: bool
 
     def lack(self, candidate: Candidate) -> str | None:
         """What they lack to run it: a sentence. None: nothing."""
-        if self.shape is not None and self.shape.startswith("opt-"):
-            return "servers know no models of the OPT family."
+        if self.shape is not None and not self.shape.served:
+            return f"servers do not know models such as {self.shape.name}."
         if candidate.topology.tp > 1:
             return f"servers have no tensor parallelism yet: nothing in a config says TP {candidate.topology.tp}."
         if self.on_gpu and candidate.topology.kind is not Kind.AGGREGATED:

@@ -128,7 +128,7 @@ class Trials:
         setting, warmup = self.setting, self._warmup
         counted = run.lifelines[warmup:]
         point = rate_point(rate, counted, setting.slo)
-        prefill = frozenset(name for name in run.engines if name.startswith(Role.PREFILL.value))
+        prefill = frozenset(name for name, role in run.roles.items() if role is Role.PREFILL)
         ran = Ran(run.lifelines, run.choices, run.engines, prefill, device)
         used = uses(ran)
         return Found(

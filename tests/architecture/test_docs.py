@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from kv_transfer.api import FenceReason, LossReason
 from pdmux_ray.bench import fault_points, handoffs
+from pdmux_ray.costs.gpu import GPUS, SHAPES
+from pdmux_ray.costs.sm_share import Assumptions
 from pdmux_ray.engine.counters import LANDED, ExportEnd
 from pdmux_ray.policy.decisions import BurstReason, FetchReason, ModeReason, PlacementReason, RouteReason, StepReason
 
@@ -75,6 +78,18 @@ def test_every_reason_of_the_placement_is_explained() -> None:
 def test_every_reason_of_a_transfer_is_explained() -> None:
     reasons = {reason.value for reason in [*FetchReason, *LossReason, *ExportEnd, *FenceReason]}
     assert explained("docs/disaggregation.md", "### Reasons of a transfer", 1) == reasons | {LANDED}
+
+
+def test_what_is_assumed_of_gpus_has_a_row_with_its_default() -> None:
+    text = (ROOT / "docs/simulate.md").read_text(encoding="utf-8")
+    told = {row[0]: float(row[1]) for row in re.findall(r"^\| `(\w+)` \| ([\d.e-]+) \|", text, re.MULTILINE)}
+    assert told == asdict(Assumptions())
+
+
+def test_the_gpus_and_models_that_can_be_simulated_are_listed() -> None:
+    text = (ROOT / "docs/simulate.md").read_text(encoding="utf-8")
+    (listed,) = re.findall(r"`--gpu (\S+) --model-shape (\S+)`", text)
+    assert [names.split("|") for names in listed] == [list(GPUS), list(SHAPES)]
 
 
 @pytest.mark.parametrize(("command", "faults"), [("faults", fault_points.FAULTS), ("handoffs", handoffs.FAULTS)])

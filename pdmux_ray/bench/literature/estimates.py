@@ -16,7 +16,7 @@ from pdmux_ray.latency.features import BATCH_KNOTS, TOKEN_KNOTS
 from pdmux_ray.latency.model import FittedCosts
 from pdmux_ray.policy.views import CostModel, Piece
 
-QWEN3_8B = GpuModel("Qwen3-8B", 6.946e9, 151_936, 36, 4096, 32, 8, 128, 40_960)
+QWEN3_8B = GpuModel("Qwen3-8B", "Qwen/Qwen3-8B", 6.946e9, 151_936, 36, 4096, 32, 8, 128, 40_960)
 BATCH, CONTEXT, PROMPT = 32, 2048, 8192
 CHUNKS = (2048, 512)
 PREFILL_UNITS, DECODE_UNITS = 80, 52  # what SGLang gives to 32 decodes on an H100

@@ -128,6 +128,10 @@ def test_every_assumption_that_could_matter_is_halved_and_doubled(tmp_path: Path
     assert names >= {"decode_beside", "compute_exponent", "host_s", "allreduce_s", "link", "spread", "line"}
     assert {variant.name for variant in found.variants(one)} == names - {"allreduce_s", "allreduce_efficiency"}
     assert "link" not in {variant.name for variant in found.variants(alone)}
+    silicon = {
+        variant.name for variant in plan(tmp_path, *GOOD, "--tp", "1,2", "--costs", "silicon").variants(found.space.first())
+    }
+    assert silicon == names - {"allreduce_s", "allreduce_efficiency"}  # measured
     guards = [variant.changes.assume for variant in found.variants(one) if variant.name == "guard"]
     assert guards == [(("guard", 1.05),), (("guard", pytest.approx(1.2)),)]
 

@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from pdmux_ray.config import load_serve_config, require_profile
+from pdmux_ray.costs.gpu import SHAPES
 from pdmux_ray.metrics.goodput import Bound, RatePoint, Slo
 from pdmux_ray.tune.binding import Binds
 from pdmux_ray.tune.candidates import LOCAL, PREDICT, Candidate, Kind, Route, Topology, configured
@@ -164,13 +165,13 @@ def test_it_does_not_say_that_nothing_has_more_where_something_has() -> None:
         (DISAGGREGATED, True, None, "cannot share their KV"),
         (MIXED, False, None, None),
         (Candidate(Topology(2, 0, 2, 0), Mode.AUTO, LOCAL), True, "llama-70b", "no tensor parallelism"),
-        (AGGREGATED, True, "opt-13b", "OPT"),
+        (AGGREGATED, True, "opt-13b", "OPT-13B"),
     ],
 )
 def test_what_servers_lack_to_run_a_candidate_is_told(
     candidate: Candidate, gpu: bool, shape: str | None, lack: str | None
 ) -> None:
-    found = Servers(shape, gpu)
+    found = Servers(SHAPES[shape] if shape else None, gpu)
     assert found.can_run(candidate) is (lack is None)
     assert lack is None or lack in (found.lack(candidate) or "")
 

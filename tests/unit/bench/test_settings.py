@@ -20,6 +20,7 @@ from pdmux_ray.bench.study import (
     Extent,
     read_shares,
 )
+from pdmux_ray.bench.study_rates import LEVEL
 from pdmux_ray.config import load_serve_config
 from pdmux_ray.errors import ConfigError
 from pdmux_ray.metrics.goodput import Slo
@@ -74,7 +75,7 @@ def test_a_run_has_enough_requests_but_at_low_rates_no_more_than_its_time_allows
     assert extent.seconds_at(100.0) == extent.seconds
     assert extent.seconds_at(4.0) * 4.0 == REQUESTS
     assert extent.seconds_at(0.1) == MOST_SECONDS
-    assert decisive(ATTAINMENT) == LEAST_RPS * MOST_SECONDS
+    assert decisive(ATTAINMENT, LEVEL) == LEAST_RPS * MOST_SECONDS
 
 
 def test_the_forecast_never_promises_less_than_the_runs_that_no_deadline_spares() -> None:

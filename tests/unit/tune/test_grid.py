@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pdmux_ray.tune.grid import LEVEL, GridSearch, clearly, decisive, nearest, rates
+from pdmux_ray.tune.grid import GridSearch, clearly, decisive
 from tests.examples import tried
+
+LEVEL = 0.1
 
 
 def searched(size: int, start: int, last_that_holds: int) -> tuple[GridSearch, list[int]]:
@@ -36,19 +37,6 @@ def test_a_good_guess_costs_three_runs_and_a_far_one_a_few_more() -> None:
     assert len(searched(22, 9, 20)[1]) <= 7
 
 
-def test_the_grid_ascends_in_equal_steps_around_what_is_carried() -> None:
-    found = rates(5.0, 0.1)
-    assert found[0] < 1.0
-    assert found[-1] > 5.5
-    assert all(1.1 < after / before < 1.14 for before, after in pairwise(found))
-    assert found[nearest(found, 2.5)] == min(found, key=lambda rate: abs(rate - 2.5))
-
-
-def test_a_grid_has_no_rate_under_the_least_that_can_be_decided_but_always_one() -> None:
-    assert rates(5.0, 0.88)[0] == 0.88
-    assert rates(0.1, 0.88) == [0.88]
-
-
 @pytest.mark.parametrize(
     ("good", "count", "clear"),
     [
@@ -63,12 +51,12 @@ def test_a_grid_has_no_rate_under_the_least_that_can_be_decided_but_always_one()
     ],
 )
 def test_a_share_is_clear_when_chance_seldom_makes_it_of_the_attainment(good: int, count: int, clear: bool | None) -> None:
-    assert clearly(good, count, 0.9) is clear
+    assert clearly(good, count, 0.9, LEVEL) is clear
 
 
 def test_too_few_requests_show_nothing_though_all_are_good() -> None:
-    assert clearly(decisive(0.9), decisive(0.9), 0.9) is True
-    assert clearly(decisive(0.9) - 1, decisive(0.9) - 1, 0.9) is None
+    assert clearly(decisive(0.9, LEVEL), decisive(0.9, LEVEL), 0.9, LEVEL) is True
+    assert clearly(decisive(0.9, LEVEL) - 1, decisive(0.9, LEVEL) - 1, 0.9, LEVEL) is None
 
 
 @settings(max_examples=tried(30))
@@ -77,7 +65,7 @@ def test_of_a_server_right_at_the_attainment_at_most_one_result_in_ten_is_called
     count: int, attainment: float
 ) -> None:
     chance = [math.comb(count, k) * attainment**k * (1 - attainment) ** (count - k) for k in range(count + 1)]
-    verdicts = [clearly(good, count, attainment) for good in range(count + 1)]
+    verdicts = [clearly(good, count, attainment, LEVEL) for good in range(count + 1)]
     order = [(False, None, True).index(verdict) for verdict in verdicts]
     assert order == sorted(order)  # more good ones never count for less
     for side in (True, False):
