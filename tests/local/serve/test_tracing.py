@@ -24,8 +24,8 @@ from pdmux_ray.serve import http
 from pdmux_ray.serve.generation import Choice
 from pdmux_ray.serve.spans import SpanTrace, SpanTracer, provider_of
 from pdmux_ray.serve.tracing import UNTRACED, Headers, Served, Trace, open_tracer
+from tests.local.serve.test_http import Echo
 from tests.unit.serve.fakes import LetterText
-from tests.unit.serve.test_http import Echo
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 STAGES_S = {"gateway": 0.1, "queue": 0.2, "transfer": 0.0, "prefill": 0.3, "delivery": 0.05}

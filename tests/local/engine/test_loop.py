@@ -15,9 +15,8 @@ from pdmux_ray.engine.limits import EngineLimits
 from pdmux_ray.engine.runner import Runner
 from pdmux_ray.errors import InstanceUnavailableError, IntegrityError, PdmuxError, QueueFullError
 from pdmux_ray.types import ONE_PASS_MODES, FinishReason, Mode, NewRequest, TokenEvent
-
-from .runners import FailingRunner, GatedRunner, InterruptedRunner, LyingRunner, SlowRunner, VandalRunner
-from .world import PAGE, VOCAB, Log, StrictRunner, Worlds, expected, limits, request
+from tests.unit.engine.runners import FailingRunner, GatedRunner, InterruptedRunner, LyingRunner, SlowRunner, VandalRunner
+from tests.unit.engine.world import PAGE, VOCAB, Log, StrictRunner, Worlds, expected, limits, request
 
 
 class CountingClock(WallClock):
