@@ -125,7 +125,7 @@ class Fleet:
     async def during(self, doing: Awaitable[T]) -> T:
         """Lets the engines run until it is done."""
         task = asyncio.ensure_future(doing)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not task.done():
                 for instance in self.instances:
                     instance.step()
