@@ -18,7 +18,7 @@ A published page is known by a digest over its tokens and everything before them
 from __future__ import annotations
 
 from array import array
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -95,7 +95,7 @@ class PagePool:
         self._generations = array("q", bytes(8 * pages))
         self._digests: dict[int, bytes] = {}
         self._published: dict[bytes, int] = {}
-        self._cached: dict[int, None] = {}  # least recently used first
+        self._cached: OrderedDict[int, None] = OrderedDict()  # least recently used first; a dict forgets its first one slowly
 
     @property
     def available(self) -> int:
@@ -250,8 +250,7 @@ class PagePool:
         return self._untouched - 1
 
     def _evict(self) -> int:
-        page = next(iter(self._cached))
-        del self._cached[page]
+        page, _ = self._cached.popitem(last=False)
         del self._published[self._digests.pop(page)]  # only published pages are cached
         self.evictions += 1
         return page
