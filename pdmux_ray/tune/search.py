@@ -130,7 +130,9 @@ class Search:
         field_.finish(self._best_of_each_ratio(field_), "curve")
         self._later = sensitivity
         standings = ranked(field_.standings())
-        confirmed = self._confirmed(self._chosen(standings))
+        chosen = self._chosen(standings)
+        self._later += len(AROUND) * len(chosen)
+        confirmed = self._confirmed(chosen)
         self._later = 0.0
         return Outcome(standings, confirmed, self._sensitivities(confirmed, standings), self.runs)
 
@@ -145,8 +147,9 @@ class Search:
         job_of: Callable[[Probe], Job],
         note: Callable[[Probe, Found], None],
         words: str,
+        planned: int = 0,
     ) -> None:
-        """To the end of the probes; `race` is told of each."""
+        """To the end of the probes; `race` is told of each. `planned`: how many there are, without a race."""
         under_way = deque[tuple[Probe, Pending]]()
         while True:
             while len(under_way) < self.width and (probe := next_probe()) is not None:
@@ -157,9 +160,10 @@ class Search:
             found = pending.result()
             note(probe, found)
             self.runs += 1
+            planned -= 1
             if race is not None:
                 race.note(probe, found.held(self.attainment), found.clearly_failed(self.attainment))
-            self.tell(self.runs, (race.left() if race else len(under_way)) + self._later, words)
+            self.tell(self.runs, (race.left() if race else planned) + self._later, words)
 
     def standing(self, candidate: Candidate, found: Iterable[Found], beaten: bool) -> Standing:
         ordered = sorted(found, key=lambda each: each.point.rate_rps)
@@ -193,6 +197,7 @@ class Search:
         field_ = _Field(self, fresh=True)
         candidates = [standing.candidate for standing in chosen]
         field_.race(candidates, "confirmation", [self._place(standing) for standing in chosen], to_the_end=True)
+        self._later -= len(AROUND) * len(chosen)
         field_.try_around(AROUND, "confirmation")
         return field_.standings()
 
@@ -243,8 +248,9 @@ class _Field:
         """At these places of the grid, counted from the highest that each has held."""
         places = [(number, (self._race.held(number) or 0) + step) for number in range(len(self._candidates)) for step in steps]
         last = len(self._search.rates) - 1
-        probes = iter([Probe(n, at) for n, at in places if 0 <= at <= last and at not in self._found[n]])
-        self._search.drive(lambda: next(probes, None), None, self._job_of, self._note, words)
+        new = [Probe(n, at) for n, at in places if 0 <= at <= last and at not in self._found[n]]
+        probes = iter(new)
+        self._search.drive(lambda: next(probes, None), None, self._job_of, self._note, words, len(new))
 
     def standings(self) -> list[Standing]:
         """In the order of the candidates."""
