@@ -13,6 +13,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from kv_transfer.layout import KVLayout
 from pdmux_ray.bench.load import targets
 from pdmux_ray.bench.load.job import Job
 from pdmux_ray.bench.load.offer import Terms
@@ -22,7 +23,7 @@ from pdmux_ray.bench.load.session import RunRecord, Session
 from pdmux_ray.bench.simulated_runs import Setup, idle_latency, only_errors, runs, simulated
 from pdmux_ray.config import AppConfig, load_serve_config
 from pdmux_ray.costs.catalog import device_of
-from pdmux_ray.costs.device import Slower
+from pdmux_ray.costs.device import DeviceModel, Slower
 from pdmux_ray.costs.gpu import GPUS, SHAPES
 from pdmux_ray.costs.learned import read as read_lessons
 from pdmux_ray.costs.profiled import Profiled, profiled
@@ -137,12 +138,12 @@ def _device(args: argparse.Namespace, config: AppConfig) -> Profiled:
             page_size=engine.page_size,
             assume=assumptions(args.assume),
         )
-        if engine.kv_cache_gib:
-            device = replace(device, layout=device.layout.filling(engine.kv_cache_gib * 2**30))
         if device.layout.pages < 1:
             raise ConfigError(
                 f"{device.name}: its memory has no room for a page of KV. Take a larger GPU, more (--tp) or another shape."
             )
+        if engine.kv_cache_gib:
+            device = replace(device, layout=_asked(device, engine.kv_cache_gib))
         return Profiled(device, SHAPES[args.model_shape].context_length, SPREAD)
     if args.tp or args.costs or args.assume:
         raise ConfigError("--tp, --costs and --assume go with --gpu: a profile has what its device was measured to do.")
@@ -153,6 +154,17 @@ def _device(args: argparse.Namespace, config: AppConfig) -> Profiled:
             f"one), or --gpu {'|'.join(GPUS)} with --model-shape."
         )
     return profiled(Path(path), resolve(config.model, weights=False), engine, config.gateway.routing.bandwidth)
+
+
+def _asked(device: DeviceModel, gib: float) -> KVLayout:
+    """The pool of a config's size. Raises ConfigError where the weights leave no room for it."""
+    asked = device.layout.filling(gib * 2**30)
+    if not 1 <= asked.pages <= device.layout.pages:
+        room_gib = device.layout.pages * device.kv_bytes_per_token * device.layout.page_size / 2**30
+        raise ConfigError(
+            f"engine.kv_cache_gib: {gib:g} is not from a page to the {room_gib:.4g} that {device.name} has room for."
+        )
+    return asked
 
 
 def parse_slower(text: str) -> Slower:

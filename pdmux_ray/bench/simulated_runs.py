@@ -27,6 +27,7 @@ from pdmux_ray.metrics.trace import Source, Trace, chrome_trace
 from pdmux_ray.report import figures
 from pdmux_ray.report.progress import Progress
 from pdmux_ray.report.series import UnitsSample, Window
+from pdmux_ray.serve.descendants import end_with_parent
 from pdmux_ray.sim.backlog import falls_behind
 from pdmux_ray.sim.fleet import Run, Watch
 from pdmux_ray.sim.fleet import simulate as simulate_fleet
@@ -143,7 +144,7 @@ def _shown(progress: Progress, before: int, rate: float) -> Watch:
 @contextmanager
 def simulating(workers: int, begin: Callable[..., None], *about: object) -> Iterator[ProcessPoolExecutor]:
     """Processes that each `begin(*about)`, and leave Ctrl-C to their parent: it ends them with the block, at once when that
-    raises."""
+    raises. They end with it, too, however it ends."""
     pool = ProcessPoolExecutor(workers, initializer=_begin, initargs=(begin, about))
     try:
         yield pool
@@ -156,6 +157,7 @@ def simulating(workers: int, begin: Callable[..., None], *about: object) -> Iter
 
 
 def _begin(begin: Callable[..., None], about: Sequence[object]) -> None:
+    end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     begin(*about)
 

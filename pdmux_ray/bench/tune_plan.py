@@ -37,6 +37,7 @@ from pdmux_ray.workload.source import TokenWorkload, load_workload
 from pdmux_ray.workload.traces import Trace
 
 TPS = (1, 2, 4, 8)
+MOST_GPUS = 256  # which are 33,000 topologies of TP 1
 MODES = (Mode.AUTO, *(mode for mode in Mode if mode is not Mode.AUTO))
 SECONDS = 60.0  # of arrivals of a run, about; more where one of the next two asks for it
 # Fleets start empty, and decodes pile up for as long as an answer takes: a run has so many times that of the mean answer, or
@@ -200,6 +201,10 @@ def _devices(
     setting: Setting, args: argparse.Namespace, outlines: Sequence[Outline]
 ) -> tuple[dict[int, DeviceModel], list[str]]:
     """By TP, those with room for the load; and what is said of the others. Raises ConfigError without any."""
+    if args.gpus > MOST_GPUS:
+        raise ConfigError(
+            f"--gpus {args.gpus}: at most {MOST_GPUS}: n instances have about n² / 2 topologies. Tune for a part."
+        )
     asked = [int(tp) for tp in args.tp or ()] or [tp for tp in TPS if args.gpus % tp == 0 and not (args.profile and tp > 1)]
     found, notes = dict[int, DeviceModel](), []
     for tp in asked:

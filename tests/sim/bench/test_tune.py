@@ -70,6 +70,7 @@ def test_it_leaves_a_page_its_data_a_config_that_servers_take_and_what_to_expect
         (with_option("--model", "llama-9b"), "there is no shape 'llama-9b'"),
         ((*GOOD, "--tp", "3"), "heads"),
         ((*GOOD, "--gpus", "6", "--tp", "4"), "6 GPUs are no whole number"),
+        ((*GOOD, "--gpus", "100000"), "at most 256"),
         ((*GOOD, "--modes", "auto,fast"), "is not a list of modes"),
         ((*GOOD, "--assume", "link=x"), "KEY=NUMBER"),
         ((*GOOD[2:], "--trace", "fixed:8,8"), "--trace takes mooncake:FILE or azure:FILE"),
