@@ -23,10 +23,11 @@ _LEVELS = 4  # units between two levels of a lane's terms
 
 
 class Nature(Enum):
-    """What a number is that cannot be 0, and how it is halved and doubled: `scaled`."""
+    """What a number is: what it can be, and how it is halved and doubled (`scaled`)."""
 
     OVER_ONE = "a bound over its prediction"
     EFFICIENCY = "a share of what could be had"
+    SHARE = "a share that may be 0"
     QUOTIENT = "a quotient"
 
 
@@ -67,7 +68,9 @@ class Assumptions:
 
     compute_exponent: float = 1.0  # of the share of SMs: how computing slows
     read_loss: float = 1.0  # times what fewer SMs were measured to cost a decode, see `Gpu.decode_slower`
-    decode_beside: float = 0.3  # of the bandwidth that its SMs could draw: what a prefill takes from decodes
+    decode_beside: float = _assumed(
+        0.3, Nature.SHARE
+    )  # of the bandwidth that its SMs could draw: what a prefill takes from decodes
     prefill_beside: float = 0.05  # of its time: what a prefill loses beside decodes
     overlap: float = 0.1  # of its time: what a lane loses when some SMs are the other's, too, besides half of those
     switch_s: float = 100e-6  # a change of the split
@@ -83,8 +86,12 @@ class Assumptions:
             value, nature = getattr(self, one.name), one.metadata.get(_NATURE)
             if not 0 <= value <= 100:
                 raise ConfigError(f"--assume {one.name}={value:g}: give a number from 0 to 100.")
-            if nature is not None and not value:
+            if nature not in (None, Nature.SHARE) and not value:
                 raise ConfigError(f"--assume {one.name}=0: give more than 0.")
+            if nature in (Nature.EFFICIENCY, Nature.SHARE) and value > 1:
+                raise ConfigError(f"--assume {one.name}={value:g}: it is a share; give at most 1.")
+            if nature is Nature.OVER_ONE and value < 1:
+                raise ConfigError(f"--assume {one.name}={value:g}: a bound is no less than its prediction; give at least 1.")
 
 
 def assumptions(changes: Sequence[str]) -> Assumptions:
@@ -103,11 +110,11 @@ def assumptions(changes: Sequence[str]) -> Assumptions:
 
 
 def scaled(name: str, value: float, factor: float) -> float:
-    """An assumption halved, doubled and so on: of a bound the part above 1; an efficiency is 1 at most."""
+    """An assumption halved, doubled and so on: of a bound the part above 1; a share is 1 at most."""
     match _METADATA[name].get(_NATURE):
         case Nature.OVER_ONE:
             return 1 + (value - 1) * factor
-        case Nature.EFFICIENCY:
+        case Nature.EFFICIENCY | Nature.SHARE:
             return min(value * factor, 1.0)
         case _:
             return value * factor

@@ -121,8 +121,11 @@ PURE = (Kind.AGGREGATED, Kind.DISAGGREGATED)
 
 
 def winner_of(confirmed: Sequence[Standing]) -> Standing:
-    """The first that holds any rate; none is taken for its figure here, which would then be the best of several."""
-    return next((each for each in confirmed if each.held is not None), confirmed[0])
+    """The first that holds any rate, unless another one is surely better. None is taken for being a little ahead here: the best
+    of several looks better than it is."""
+    first = next((each for each in confirmed if each.held is not None), confirmed[0])
+    surely = [each for each in confirmed if each is not first and ratio(each, first).sure]
+    return ranked(surely)[0] if surely and first.held is not None else first
 
 
 def conclusion(confirmed: Sequence[Standing]) -> list[str]:
@@ -132,12 +135,8 @@ def conclusion(confirmed: Sequence[Standing]) -> list[str]:
     others = [each for each in confirmed if each is not winner]
     lines = [_first_line(winner, others)]
     if winner.held is not None:
-        lines += [*_next_line(winner, others[:1]), *_order_line(winner, ranked(confirmed)[0])]
-    mixed, pure = first_of(confirmed, Kind.MIXED), first_of(confirmed, *PURE)
-    if mixed is not None and pure is not None:
-        lines.append(
-            f"The best mixed topology ({mixed.candidate}) over the best pure one ({pure.candidate}): {ratio(mixed, pure)}."
-        )
+        lines += [*_next_line(winner, others[:1]), *_order_line(winner, confirmed, ranked(confirmed)[0])]
+        lines += _mixed_line(first_of(confirmed, Kind.MIXED), first_of(ranked(confirmed), *PURE))
     if winner.binds is not None:
         lines.append(f"What keeps {winner.candidate.topology} from carrying more: {winner.binds.value}.")
     if winner.failed is not None and winner.failed.good_enough(winner.attainment):
@@ -166,13 +165,25 @@ def _next_line(winner: Standing, following: Sequence[Standing]) -> list[str]:
     lines = []
     for second in following:
         found = ratio(winner, second)
-        words = "surely better than" if found.sure else "not surely better than"
+        words = "surely better than" if found.sure else "surely worse than" if found.ci[1] < 1 else "not surely better than"
         lines.append(f"It is {words} the next one, {second.candidate}: {found}.")
     return lines
 
 
-def _order_line(winner: Standing, best: Standing) -> list[str]:
-    """Where the requests that confirm speak for another one."""
+def _mixed_line(mixed: Standing | None, pure: Standing | None) -> list[str]:
+    """`pure`: the one with most on these requests, so that a mix is not flattered by a choice that turned out badly."""
+    if mixed is None or pure is None:
+        return []
+    return [
+        f"The best mixed topology ({mixed.candidate}) over the pure one that has most ({pure.candidate}): {ratio(mixed, pure)}."
+    ]
+
+
+def _order_line(winner: Standing, confirmed: Sequence[Standing], best: Standing) -> list[str]:
+    """Where the requests that confirm speak for another one than those that chose."""
+    if winner is not confirmed[0] and confirmed[0].held is not None:
+        chosen = confirmed[0]
+        return [f"{chosen.candidate} was chosen on other requests; on these it is surely worse: {ratio(chosen, winner)}."]
     if best is winner or best.merit == winner.merit:
         return []
     return [

@@ -122,7 +122,7 @@ def measured() -> Iterator[Outcome]:
         yield outcome
     except KeyboardInterrupt:
         outcome.interrupted = True
-        say("interrupted; writing what there is")
+        say("interrupted; what has ended is written")
     except ConfigError:
         raise
     except PdmuxError as error:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from kv_transfer.api import Notified, Write, WriteDone
 from kv_transfer.local import LocalNetwork, LocalTransport
+from kv_transfer.pipe import Pipe, carry
 from kv_transfer.plan import descriptors, grid
 from kv_transfer.weather import Weather
 
@@ -187,3 +188,9 @@ def test_a_frozen_sender_holds_nobody_else_up_for_longer_than_its_write_takes() 
     ends.network.thaw(ends.ends["A"])
     ends.pass_until(BEGIN_S + LONG_S + SLOT_S)
     assert ends.landed_s[0] == BEGIN_S + LONG_S
+
+
+def test_half_of_a_write_that_is_interrupted_has_moved_when_half_of_its_time_is_over() -> None:
+    out, into = Pipe(), Pipe()
+    into.give(1.0, 3.0)
+    assert carry(out, into, 0.0, 3.0) == (3.5, 5.0)  # a second before the other write, two after it

@@ -107,7 +107,7 @@ def test_the_conclusion_names_the_winner_how_sure_it_is_and_what_a_mix_is_worth(
     assert lines[0].startswith("Take 1P+3M, TP 1, auto, predict: ")
     assert lines[1].startswith("It is surely better than the next one, 4M, TP 1, chunked: ")
     assert lines[2].startswith(
-        "The best mixed topology (1P+3M, TP 1, auto, predict) over the best pure one (4M, TP 1, chunked): "
+        "The best mixed topology (1P+3M, TP 1, auto, predict) over the pure one that has most (4M, TP 1, chunked): "
     )
     assert lines[3] == "What keeps 1P+3M from carrying more: prefill."
 
@@ -135,14 +135,40 @@ def test_where_the_queue_grew_at_every_rate_nothing_holds() -> None:
     assert "No candidate holds any rate" in conclusion([grew])[0]
 
 
+def of_few(candidate: Candidate, missed: set[int]) -> Standing:
+    """Twenty requests at each of three rates: all good, all but those at these places, none."""
+    base = standing(candidate, 3.0).found[0]
+    goods = [[True] * 20, [place not in missed for place in range(20)], [False] * 20]
+    found = [replace(base, point=RatePoint(rate, good)) for rate, good in zip((1.0, 2.0, 3.0), goods, strict=True)]
+    return Standing(candidate, found, 0.9, 4, False)
+
+
 def test_the_winner_is_the_one_that_was_chosen_before_and_it_is_told_when_another_one_has_more_now() -> None:
-    chosen, best = standing(MIXED, 2.4), standing(AGGREGATED, 4.4)
+    chosen, best = of_few(MIXED, {0, 1, 2, 3}), of_few(AGGREGATED, {5, 6, 7})
     lines = conclusion([chosen, best])
     assert winner_of([chosen, best]) is chosen
     assert lines[0].startswith("Take 1P+3M, TP 1, auto, predict: ")
     assert lines[1].startswith("It is not surely better than the next one, 4M, TP 1, chunked: ")
     assert lines[2].startswith("It was chosen on other requests; on these 4M, TP 1, chunked has more, ")
     assert "has more" not in " ".join(conclusion([best, chosen])[1:])
+
+
+def test_one_that_is_surely_better_on_other_requests_is_taken_instead_of_the_chosen_one() -> None:
+    chosen, better = standing(MIXED, 2.4), standing(AGGREGATED, 4.4)
+    lines = conclusion([chosen, better])
+    assert winner_of([chosen, better]) is better
+    assert lines[0].startswith("Stay aggregated: 4M, TP 1, chunked has ")
+    assert lines[2].startswith("1P+3M, TP 1, auto, predict was chosen on other requests; on these it is surely worse: ")
+
+
+def test_a_mix_is_held_against_the_pure_one_that_has_most_not_the_one_that_was_chosen_first() -> None:
+    found = " ".join(conclusion([standing(MIXED, 3.0), standing(DISAGGREGATED, 2.2), standing(AGGREGATED, 2.6)]))
+    assert "over the pure one that has most (4M, TP 1, chunked): " in found
+
+
+def test_where_nothing_holds_no_ratio_is_told() -> None:
+    lines = conclusion([standing(MIXED, 0.5), standing(AGGREGATED, 0.4)])
+    assert "over the pure one" not in " ".join(lines)
 
 
 def test_one_that_holds_nothing_now_does_not_win() -> None:

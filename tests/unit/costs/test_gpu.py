@@ -21,10 +21,10 @@ from pdmux_ray.costs.gpu import (
     device_model,
     parameters,
 )
-from pdmux_ray.costs.sm_share import Assumptions, assumptions
+from pdmux_ray.costs.sm_share import Assumptions, assumptions, scaled
 from pdmux_ray.errors import ConfigError
 from pdmux_ray.latency.profile import rising
-from pdmux_ray.policy.views import Piece
+from pdmux_ray.policy.views import CostModel, Piece
 
 MODEL = device_model(H200, LLAMA_8B)
 COSTS, UNITS, LAYERS = MODEL.costs, MODEL.units, MODEL.layout.layers
@@ -83,7 +83,7 @@ def test_its_parameters_are_sound_as_those_of_a_profile_must_be(gpu: Gpu, shape:
 @pytest.mark.parametrize("field", [field.name for field in fields(Assumptions)])
 @pytest.mark.parametrize("times", [0.5, 2.0])
 def test_a_conclusion_can_be_tried_with_every_assumption_halved_and_doubled(field: str, times: float) -> None:
-    assume = replace(Assumptions(), **{field: getattr(Assumptions(), field) * times})
+    assume = replace(Assumptions(), **{field: scaled(field, getattr(Assumptions(), field), times)})
     device = device_model(H200, LLAMA_70B, tp=4, assume=assume)
     assert rising(parameters(H200, LLAMA_70B, tp=4, assume=assume)) is None
     assert changed(device) != changed(device_model(H200, LLAMA_70B, tp=4))
@@ -124,6 +124,15 @@ def test_a_group_of_four_has_four_times_the_rates_and_tells_itself_what_it_compu
     assert four.costs.prefill(many, 80, 132, 0, last=True).predicted_s == pytest.approx(computed_s + sent_s, rel=0.01)
 
 
+def test_a_group_larger_than_its_kv_heads_reads_no_kv_sooner_as_several_hold_the_same() -> None:
+    eight, sixteen = (device_model(H200, LLAMA_8B, tp=tp).costs for tp in (8, 16))
+
+    def context_s(costs: CostModel) -> float:
+        return costs.decode(64, 64 * 8192, UNITS, 0).predicted_s - costs.decode(64, 64, UNITS, 0).predicted_s
+
+    assert context_s(sixteen) == pytest.approx(context_s(eight))
+
+
 def test_heads_that_a_group_cannot_share_out_are_refused() -> None:
     with pytest.raises(ConfigError, match="OPT-66B has 72 heads, 72 of KV: 16 GPUs cannot share them out"):
         device_model(A100, SHAPES["opt-66b"], tp=16)
@@ -137,6 +146,9 @@ def test_heads_that_a_group_cannot_share_out_are_refused() -> None:
         ("link", "is not understood: give KEY=NUMBER"),
         ("link=0", "link=0: give more than 0"),
         ("switch_s=-1", "a number from 0 to 100"),
+        ("allreduce_efficiency=1.1", "is a share; give at most 1"),
+        ("decode_beside=5", "is a share; give at most 1"),
+        ("guard=0.9", "no less than its prediction"),
         ("guard=nan", "a number from 0 to 100"),
     ],
 )

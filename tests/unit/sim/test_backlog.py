@@ -25,6 +25,13 @@ def test_a_queue_that_does_not_grow_is_not() -> None:
     assert falls_behind(late) is None
 
 
+def test_a_queue_that_grew_by_less_than_a_half_since_half_of_them_had_come_may_be_chance() -> None:
+    later = [served(due + 40.0 + (15.0 if due >= 100 else 0.0), due_s=float(due)) for due in range(200)]
+    assert falls_behind(later) is None
+    more = [served(due + 40.0 + (25.0 if due >= 100 else 0.0), due_s=float(due)) for due in range(200)]
+    assert falls_behind(more) is not None
+
+
 def test_a_few_who_wait_are_no_sign() -> None:
     assert falls_behind(queue(12, 5.0)) is None
 
