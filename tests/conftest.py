@@ -7,9 +7,14 @@ try that failed, with its traceback (RERUN): a test that is there again and agai
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 
 import tests.examples  # noqa: F401  # registers the profiles
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell that starts the tests in the background: Ctrl-C is tested, too
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 REAL_TIME = ("ray", "bench", "browser")
 

@@ -199,6 +199,7 @@ def _conditions(args: argparse.Namespace, setup: Setup) -> dict[str, str]:
         "mode": engine.mode.value,
         "routing": setup.config.gateway.routing.policy if setup.config.topology else "by load",
         "device": device.name,
+        "limits": f"at most {engine.max_batch} requests at once, {engine.max_waiting} waiting",
         "KV pool": f"{device.layout.pages:,} pages of {device.layout.page_size} tokens",
         "steps": f"times their prediction: {device.slower}; spread {setup.spread:.3g}",
         "line": f"{setup.line_s * 1e3:g} ms a message",

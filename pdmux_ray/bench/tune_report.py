@@ -143,7 +143,10 @@ def _chart(outcome: Outcome) -> Chart:
         ],
         style="words",
     )
-    words = f"The best candidate at each ratio, of each number of GPUs an instance; the highest: {best.name}."
+    words = (
+        "The best candidate at each ratio, of each number of GPUs an instance, on the requests of the search (the table above "
+        f"is of others); the highest: {best.name}."
+    )
     note = "Triangles: no rate that was tried held; goodput is below them."
     spec = goodput_over_ratio(lines, points)
     return Chart(spec, "Goodput over the ratio", words, [Key.of(line) for line in lines], note, fallback)

@@ -14,7 +14,7 @@ from pdmux_ray.metrics.lifeline import quantile
 _MAY_DIFFER = frozenset(
     {
         *("url", "model", "each run", "rounds"),
-        *("configuration", "fleet", "mode", "routing", "device", "KV pool"),
+        *("configuration", "fleet", "mode", "routing", "device", "KV pool", "limits"),
     }
 )
 _RESAMPLES = 1000
