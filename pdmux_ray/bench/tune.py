@@ -30,7 +30,7 @@ from pdmux_ray.report.table import print_line, print_rows
 from pdmux_ray.tune.candidates import configured
 from pdmux_ray.tune.search import Outcome, Search
 from pdmux_ray.tune.served import expected, serve_config
-from pdmux_ray.tune.standing import Standing, conclusion, ratio
+from pdmux_ray.tune.standing import Standing, conclusion, ratio, winner_of
 
 FILES = ("report.html", "tune.json", "serve.yaml", "expected.json", "winner.yaml")
 
@@ -46,13 +46,15 @@ def tune(args: argparse.Namespace) -> int:
         shown = _Shown(progress)
         search = Search(plan.space, plan.works, submit, args.attainment, plan.workers, shown.tell, plan.variants, can_serve)
         outcome = search.run()
-    served = next((each for each in outcome.confirmed if each.held and can_serve(each.candidate)), None)
-    lines = [*conclusion(outcome.confirmed), *_of_servers(plan, outcome.winner, served)]
+    runnable = [each for each in outcome.confirmed if each.held and can_serve(each.candidate)]
+    served = winner_of(runnable) if runnable else None
+    winner = outcome.winner
+    lines = [*conclusion(outcome.confirmed), *_of_servers(plan, winner, served)]
     _tell(Console(), outcome, lines)
     _leave(args, plan, outcome, lines)
-    _leave_configs(args, plan, outcome.winner, served)
+    _leave_configs(args, plan, winner, served)
     print_line(Console(), str(args.out / FILES[0]))
-    return 0 if outcome.winner.held else 1
+    return 0 if winner.held else 1
 
 
 def _of_servers(plan: Plan, winner: Standing, served: Standing | None) -> list[str]:

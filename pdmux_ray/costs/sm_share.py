@@ -121,7 +121,7 @@ def scaled(name: str, value: float, factor: float) -> float:
 
 
 def concern(name: str) -> Concern:
-    """What an assumption is of. Of what is not assumed of a GPU: of everything."""
+    """Which fleets an assumption makes a difference to."""
     found = _METADATA[name].get(_CONCERN, Concern.ALL)
     assert isinstance(found, Concern)
     return found

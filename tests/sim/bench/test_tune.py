@@ -168,6 +168,24 @@ def test_the_config_is_of_the_best_that_servers_run_and_the_winner_s_is_beside_i
         assert cli.main(["config", "check", str(out / "winner.yaml")]) == 0
 
 
+def test_the_config_is_of_one_that_is_surely_better_on_other_requests_than_those_that_chose(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def carried(by_mode: dict[Mode, float]) -> FakeTrials:
+        alike = Topology(1, 0, 2, 0)
+        return FakeTrials(lambda candidate, changes: by_mode[candidate.mode] if candidate.topology == alike else 0.8)
+
+    chosen, fresh = carried({Mode.AUTO: 2.0, Mode.CHUNKED: 1.99}), carried({Mode.AUTO: 1.0, Mode.CHUNKED: 2.0})
+    submit = lambda job: (fresh if job.fresh else chosen).submit(job)  # noqa: E731
+    monkeypatch.setattr("pdmux_ray.bench.tune.workers", lambda *settings: nullcontext(submit))
+    monkeypatch.setattr(Work, "most_rps", lambda work, topology: 1.5)
+    small = [*SMALL[:5], "auto,chunked", *SMALL[6:]]
+    assert tune(tmp_path, *GOOD, *small, "--no-sensitivity") == 0
+    _, config = load_serve_config(tmp_path / "out" / "serve.yaml")
+    assert config.engine.mode is Mode.CHUNKED
+    assert not (tmp_path / "out" / "winner.yaml").exists()
+
+
 def test_where_no_server_runs_any_that_holds_there_is_no_config_to_serve(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
